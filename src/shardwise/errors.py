@@ -1,0 +1,108 @@
+"""Every exception that shardwise raises on purpose.
+
+ShardwiseError
+├── GeometryError        ValueError      a box or a cut that cannot be
+│   └── TilingError                      boxes overlap, leave gaps or leave the tensor
+├── LayoutError          ValueError      entries that are not a layout of this shape
+├── PlacementError       ValueError      a placement that names no rank or no device
+├── SpecError            ValueError      a recipe that does not fit itself or the shape
+│   └── NamedDimError    NotImplementedError
+├── MetadataError        ValueError      shard metadata that contradicts itself
+├── ArgumentTypeError    TypeError       a value of the wrong type
+├── NoProcessGroupError  RuntimeError    a call that needs ranks, and none are known
+└── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
+
+Each is also the ValueError, TypeError or RuntimeError that the seed system raises in its place,
+so `except` clauses survive the change of prefix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ArgumentTypeError",
+    "GeometryError",
+    "LayoutError",
+    "MetadataError",
+    "NamedDimError",
+    "NoProcessGroupError",
+    "PlacementError",
+    "RankFailure",
+    "ShardwiseError",
+    "SpecError",
+    "TilingError",
+]
+
+_ABSENT: Any = object()
+
+
+class ShardwiseError(Exception):
+    """Base of all; builds one message from its parts.
+
+    `[rank 3] 'fc1.weight' local shard: expected (128, 64), got (127, 64). Pass the sizes ...`
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        rank: int | None = None,
+        expected: Any = _ABSENT,
+        got: Any = _ABSENT,
+        fix: str | None = None,
+    ) -> None:
+        parts = []
+        if expected is not _ABSENT:
+            parts.append(f"expected {expected}")
+        if got is not _ABSENT:
+            parts.append(f"got {got}")
+        message = what if rank is None else f"[rank {rank}] {what}"
+        if parts:
+            message += ": " + ", ".join(parts)
+        if fix is not None:
+            message += ("" if message.endswith((".", "!")) else ".") + " " + fix
+        # args is the finished message alone, so that pickling and re-raising in another
+        # process need no keyword arguments.
+        super().__init__(message)
+        self.rank = rank
+
+
+class GeometryError(ShardwiseError, ValueError):
+    """A box or a cut that cannot be: negative sizes, sizes that do not add up."""
+
+
+class TilingError(GeometryError):
+    """Boxes that overlap, leave gaps or leave the tensor."""
+
+
+class LayoutError(ShardwiseError, ValueError):
+    """Entries that are not a layout: one rank twice, a term without an operation."""
+
+
+class PlacementError(ShardwiseError, ValueError):
+    """A placement that names no rank, an unknown worker or no device."""
+
+
+class SpecError(ShardwiseError, ValueError):
+    """A sharding spec that contradicts itself or does not fit the tensor's shape."""
+
+
+class NamedDimError(SpecError, NotImplementedError):
+    """A dim given by name; dims are integers."""
+
+
+class MetadataError(ShardwiseError, ValueError):
+    """Shard metadata that contradicts itself."""
+
+
+class ArgumentTypeError(ShardwiseError, TypeError):
+    """An argument of the wrong type."""
+
+
+class NoProcessGroupError(ShardwiseError, RuntimeError):
+    """A call that needs to know the ranks, without a process group to ask."""
+
+
+class RankFailure(ShardwiseError, RuntimeError):
+    """One or more ranks of `run_local` raised, died or hung; holds every rank's story."""

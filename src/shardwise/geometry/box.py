@@ -1,0 +1,214 @@
+"""Boxes: one (`Box`), and many as two arrays (`Boxes`)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.errors import GeometryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["Box", "Boxes", "Ints", "as_shape", "frozen_ints"]
+
+Ints = NDArray[np.int64]
+
+
+def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Tuple of plain ints; raises if an entry is not a whole number >= 0."""
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise GeometryError(
+            "shape", expected="a sequence of whole numbers", got=repr(shape), fix="E.g. (8, 6)."
+        ) from None
+    if any(size < 0 for size in sizes):
+        raise GeometryError("shape", expected="sizes >= 0", got=sizes)
+    if math.prod(sizes) >= 2**63:
+        raise GeometryError("shape", expected="fewer than 2**63 elements", got=sizes)
+    return sizes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """Half-open hyper-rectangle `[start, stop)` in global tensor coordinates.
+
+    >>> Box((0, 2), (4, 6)) & Box((2, 0), (8, 4))
+    Box(start=(2, 2), stop=(4, 4))
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        start, stop = (tuple(map(operator.index, ends)) for ends in (self.start, self.stop))
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "stop", stop)
+        if len(start) != len(stop):
+            raise GeometryError("Box", expected="start and stop of one length", got=self)
+        if any(not 0 <= a <= b for a, b in zip(start, stop, strict=True)):
+            raise GeometryError("Box", expected="0 <= start <= stop in every dim", got=self)
+
+    @classmethod
+    def at(cls, offset: Sequence[int], shape: Sequence[int]) -> Box:
+        """Box of `shape` whose low corner is at `offset`."""
+        if len(offset) != len(shape):
+            raise GeometryError(
+                "Box.at",
+                expected="offset and shape of one length",
+                got=f"{tuple(offset)} and {tuple(shape)}",
+            )
+        return cls(tuple(offset), tuple(map(operator.add, offset, shape)))
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Box that is the whole of a tensor of `shape`."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.start)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(operator.sub, self.stop, self.start))
+
+    @property
+    def volume(self) -> int:
+        """Number of elements; 1 for the 0-d box."""
+        return math.prod(self.shape)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.volume == 0
+
+    def __and__(self, other: Box) -> Box | None:
+        """Overlap of two boxes, or None if it is empty (empty boxes never move data)."""
+        self._check_same_ndim(other)
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        return Box(start, stop) if all(map(operator.lt, start, stop)) else None
+
+    def contains(self, other: Box) -> bool:
+        """Whether every element of `other` is in this box (an empty one always is)."""
+        self._check_same_ndim(other)
+        inside = all(map(operator.le, self.start, other.start))
+        return other.is_empty or (inside and all(map(operator.le, other.stop, self.stop)))
+
+    def __contains__(self, point: Sequence[int]) -> bool:
+        """Whether the element at `point` is in this box."""
+        return len(point) == self.ndim and all(
+            a <= x < b for a, x, b in zip(self.start, point, self.stop, strict=True)
+        )
+
+    def shift(self, offset: Sequence[int]) -> Box:
+        """This box moved by `offset`."""
+        return Box.at(tuple(a + by for a, by in zip(self.start, offset, strict=True)), self.shape)
+
+    def relative_to(self, origin: Box) -> Box:
+        """This box in the coordinates of `origin`, which must contain it."""
+        if not origin.contains(self):
+            raise GeometryError(
+                "relative coordinates", expected=f"a box inside {origin}", got=str(self)
+            )
+        if self.is_empty and any(map(operator.lt, self.start, origin.start)):
+            return Box.at((0,) * self.ndim, self.shape)
+        return self.shift(tuple(-a for a in origin.start))
+
+    def slices(self) -> tuple[slice, ...]:
+        """Index that cuts this box out of a full tensor; `()` for the 0-d box."""
+        return tuple(map(slice, self.start, self.stop))
+
+    def _check_same_ndim(self, other: Box) -> None:
+        if self.ndim != other.ndim:
+            raise GeometryError("boxes", expected=f"{self.ndim} dims", got=f"{other.ndim}: {other}")
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+def frozen_ints(values: object) -> Ints:
+    """Read-only int64 array of `values`; shares memory only with what is read-only already."""
+    array = np.asarray(values, dtype=np.int64)
+    if array.flags.writeable:
+        array = array.copy()
+        array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """Many boxes of one number of dims, as two read-only arrays of shape (n, ndim).
+
+    A sequence of `Box` for readers; arrays for everything that must be fast.
+    """
+
+    starts: Ints  # (n, ndim)
+    stops: Ints  # (n, ndim)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "starts", frozen_ints(self.starts))
+        object.__setattr__(self, "stops", frozen_ints(self.stops))
+        if self.starts.ndim != 2 or self.starts.shape != self.stops.shape:
+            raise GeometryError(
+                "Boxes",
+                expected="starts and stops of one shape (n, ndim)",
+                got=f"{self.starts.shape} and {self.stops.shape}",
+            )
+        bad = ((self.starts < 0) | (self.stops < self.starts)).any(axis=1)
+        if bad.any():
+            row = int(bad.argmax())
+            raise GeometryError(
+                f"box {row}",
+                expected="0 <= start <= stop in every dim",
+                got=f"start {self.starts[row].tolist()}, stop {self.stops[row].tolist()}",
+            )
+
+    @classmethod
+    def of(cls, boxes: Iterable[Box], ndim: int) -> Boxes:
+        """The same boxes as arrays; `ndim` gives the width when there are none."""
+        listed = list(boxes)
+        for row, box in enumerate(listed):
+            if box.ndim != ndim:
+                raise GeometryError(f"box {row}", expected=f"{ndim} dims", got=f"{box.ndim}: {box}")
+        starts = np.array([box.start for box in listed], dtype=np.int64)
+        stops = np.array([box.stop for box in listed], dtype=np.int64)
+        return cls(starts.reshape(len(listed), ndim), stops.reshape(len(listed), ndim))
+
+    @property
+    def ndim(self) -> int:
+        return int(self.starts.shape[1])
+
+    @property
+    def shapes(self) -> Ints:
+        """Sizes per box, (n, ndim)."""
+        return self.stops - self.starts
+
+    @property
+    def volumes(self) -> Ints:
+        """Elements per box, (n,)."""
+        volumes: Ints = np.prod(self.shapes, axis=1, dtype=np.int64)
+        return volumes
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Box: ...
+    @overload
+    def __getitem__(self, index: slice | NDArray[np.intp] | NDArray[np.bool_]) -> Boxes: ...
+    def __getitem__(self, index: int | slice | NDArray[np.intp] | NDArray[np.bool_]) -> Box | Boxes:
+        starts, stops = self.starts[index], self.stops[index]
+        if starts.ndim == 1:
+            return Box(tuple(starts.tolist()), tuple(stops.tolist()))
+        return Boxes(starts, stops)
+
+    def __iter__(self) -> Iterator[Box]:
+        for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
+            yield Box(tuple(start), tuple(stop))

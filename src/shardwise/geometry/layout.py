@@ -1,0 +1,378 @@
+"""Layout: who holds which box of a tensor, and what still has to be reduced."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from shardwise.errors import LayoutError
+from shardwise.geometry.box import Box, Boxes, Ints, as_shape, frozen_ints
+from shardwise.geometry.tiling import check_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp"]
+
+ReduceOp = Literal["sum", "avg", "max", "min", "product"]
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
+
+
+class Entry(NamedTuple):
+    """One box on one rank. Entries that differ in `term` only are addends, in `rank` replicas."""
+
+    box: Box
+    rank: int
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The factored form of a layout: cuts per dim and owners per cell; empty cells are left out.
+
+    Cell `(i, j)` is `[cuts[0][i], cuts[0][i + 1]) x [cuts[1][j], cuts[1][j + 1])`. A cell with
+    fewer owners than the one with the most is filled up with -1.
+    """
+
+    cuts: tuple[Ints, ...]  # per dim, (cells + 1,)
+    owners: Ints  # (cells of dim 0, ..., owners per cell): ranks
+    rows: Ints  # same shape: rows of the layout's arrays
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells per dim."""
+        return tuple(len(cuts) - 1 for cuts in self.cuts)
+
+
+class Layout:
+    """The global shape and all entries (box, rank, term): the truth about a sharded tensor.
+
+    Immutable and hashable; equal to any layout with the same shape, entries and pending
+    operation, whatever made it. Entries are kept in one order (by box, rank, term), so the local
+    shards of a rank have one order too, that of `boxes_of(rank)`.
+
+    The boxes must tile the shape. The same box may stand on several ranks (replicas) and, with a
+    `pending` operation, with several terms (addends). A pending operation of which every box has
+    one term is no operation: `pending` is None and terms are absent. Boxes without elements are
+    entries like any other.
+
+    >>> layout = Layout((4, 6), [Box((0, 0), (2, 6)), Box((2, 0), (4, 6))], owners=[1, 0])
+    >>> layout.boxes_of(0)
+    (Box(start=(2, 0), stop=(4, 6)),)
+    """
+
+    shape: tuple[int, ...]
+    boxes: Boxes  # (n, ndim)
+    owners: Ints  # (n,): the rank of each box
+    terms: Ints | None  # (n,): present only while something is pending
+    pending: ReduceOp | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        boxes: Boxes | Iterable[Box],
+        owners: Sequence[int] | Ints,
+        *,
+        terms: Sequence[int] | Ints | None = None,
+        pending: ReduceOp | None = None,
+    ) -> None:
+        sizes = as_shape(shape)
+        listed = boxes if isinstance(boxes, Boxes) else Boxes.of(boxes, len(sizes))
+        ranks = _column(owners, len(listed), "owners")
+        if pending is not None and pending not in REDUCE_OPS:
+            raise LayoutError("pending", expected=f"None or one of {REDUCE_OPS}", got=repr(pending))
+        if terms is not None and pending is None:
+            raise LayoutError(
+                "terms",
+                expected="none, as nothing is pending",
+                got="some",
+                fix="Pass pending='sum'.",
+            )
+        numbers = _column([0] * len(listed) if terms is None else terms, len(listed), "terms")
+        table = np.column_stack([listed.starts, listed.stops, ranks, numbers])
+        order = _row_order(table)
+        if order is not None:
+            table, listed = table[order], listed[order]
+            ranks, numbers = ranks[order], numbers[order]
+        self._set(
+            shape=sizes,
+            boxes=listed,
+            owners=frozen_ints(ranks),
+            terms=frozen_ints(numbers) if pending else None,
+            pending=pending,
+        )
+        self._check(table)
+        if pending and not self._has_addends(table):
+            self._set(terms=None, pending=None)
+
+    @classmethod
+    def of(
+        cls, shape: Sequence[int], entries: Iterable[Entry], *, pending: ReduceOp | None = None
+    ) -> Layout:
+        """Layout of the given entries; terms count only when something is pending."""
+        listed = [Entry(*entry) for entry in entries]
+        return cls(
+            shape,
+            (entry.box for entry in listed),
+            [entry.rank for entry in listed],
+            terms=[entry.term for entry in listed] if pending else None,
+            pending=pending,
+        )
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise LayoutError(
+            f"Layout.{name} cannot be set", fix="A Layout is a value; make a new one."
+        )
+
+    def _check(self, table: Ints) -> None:
+        """Raises unless the boxes tile and no rank holds one box and term twice."""
+        check_tiling(self.boxes, self.shape, replicas=True).raise_if_bad(
+            "layout", label=lambda row: f"{self.boxes[row]} on rank {self.owners[row]}"
+        )
+        twice = (table[1:] == table[:-1]).all(axis=1) & (self.boxes.volumes[1:] > 0)
+        if twice.any():
+            row = int(twice.argmax()) + 1
+            raise LayoutError(
+                f"rank {self.owners[row]} holds box {self.boxes[row]} twice",
+                fix="Name each rank once per box; addends of one rank need different terms.",
+            )
+
+    def _has_addends(self, table: Ints) -> bool:
+        """Whether some box has more than one term."""
+        ndim = len(self.shape)
+        full = table[self.boxes.volumes > 0]
+        same_box = (full[1:, : 2 * ndim] == full[:-1, : 2 * ndim]).all(axis=1)
+        return bool((same_box & (full[1:, -1] != full[:-1, -1])).any())
+
+    # -- questions about ranks ------------------------------------------------------------
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that hold at least one box, ascending."""
+        return tuple(np.unique(self.owners).tolist())
+
+    def rows_of(self, rank: int) -> Ints:
+        """Rows of this layout's arrays that are on `rank`, ascending."""
+        by_rank, sorted_ranks = self._by_rank
+        first, last = np.searchsorted(sorted_ranks, [rank, rank + 1])
+        return by_rank[first:last]
+
+    @cached_property
+    def _by_rank(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.owners, kind="stable")
+        return frozen_ints(order), frozen_ints(self.owners[order])
+
+    def boxes_of(self, rank: int) -> tuple[Box, ...]:
+        """Boxes on `rank`, in the order of its local shards; empty if it holds none."""
+        return tuple(self.boxes[self.rows_of(rank)])
+
+    def terms_of(self, rank: int) -> tuple[int, ...]:
+        """Term of each box of `boxes_of(rank)`; zeros when nothing is pending."""
+        rows = self.rows_of(rank)
+        return (0,) * len(rows) if self.terms is None else tuple(self.terms[rows].tolist())
+
+    def replicas_of(self, box: Box, *, term: int | None = None) -> tuple[int, ...]:
+        """Ranks that hold exactly `box`, ascending; of one addend only if `term` is given."""
+        same = (self.boxes.starts == box.start).all(1) & (self.boxes.stops == box.stop).all(1)
+        if term is not None:
+            same &= self._terms_or_zero == term
+        return tuple(np.unique(self.owners[same]).tolist())
+
+    @property
+    def _terms_or_zero(self) -> Ints:
+        return np.zeros_like(self.owners) if self.terms is None else self.terms
+
+    def bytes_per_rank(self, itemsize: int) -> dict[int, int]:
+        """Bytes of local shards per rank of `ranks`."""
+        held = np.zeros(len(self.ranks), np.int64)
+        np.add.at(held, np.searchsorted(self.ranks, self.owners), self.boxes.volumes)
+        return {r: n * itemsize for r, n in zip(self.ranks, held.tolist(), strict=True)}
+
+    # -- questions about the whole ---------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return len(self.owners)
+
+    def __iter__(self) -> Iterator[Entry]:
+        rows = zip(self.boxes, self.owners.tolist(), self._terms_or_zero.tolist(), strict=True)
+        return (Entry(*row) for row in rows)
+
+    @cached_property
+    def bar(self) -> Layout:
+        """The same boxes on the same ranks with nothing pending: the layout of a gradient.
+
+        Addends of one box on one rank become one entry.
+        """
+        if self.pending is None:
+            return self
+        table = np.column_stack([self.boxes.starts, self.boxes.stops, self.owners])
+        new = np.ones(len(self), dtype=bool)
+        new[1:] = (table[1:] != table[:-1]).any(axis=1)
+        return Layout(self.shape, self.boxes[new], self.owners[new])
+
+    def is_whole(self, dim: int) -> bool:
+        """Whether no box cuts `dim` (negative dims count from the end)."""
+        if not -self.ndim <= dim < self.ndim:
+            raise LayoutError(
+                "dim", expected=f"one of the {self.ndim} dims of {self.shape}", got=dim
+            )
+        full = self.boxes.volumes > 0
+        return bool((self.boxes.shapes[full, dim] == self.shape[dim]).all())
+
+    @cached_property
+    def is_replicated(self) -> bool:
+        """Whether every rank of `ranks` holds the whole tensor and nothing is pending."""
+        whole = Box.whole(self.shape)
+        return self.pending is None and self.replicas_of(whole) == self.ranks
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """The factored form if the boxes are a grid, else None (also for empty tensors)."""
+        full = np.flatnonzero(self.boxes.volumes)
+        if not len(full):
+            return None
+        starts, stops = self.boxes.starts[full], self.boxes.stops[full]
+        new = np.ones(len(full), dtype=bool)  # one row per cell: the first of its replicas
+        new[1:] = (starts[1:] != starts[:-1]).any(axis=1)
+        cell = np.cumsum(new) - 1
+        cuts = []
+        for dim, size in enumerate(self.shape):
+            lows = np.unique(starts[new, dim])
+            cuts.append(frozen_ints(np.append(lows, size)))
+            where = np.searchsorted(lows, starts[new, dim])
+            if not np.array_equal(cuts[-1][where + 1], stops[new, dim]):
+                return None
+        shape = tuple(len(lows) - 1 for lows in cuts)
+        if np.prod(shape, dtype=np.int64) != cell[-1] + 1:
+            return None
+        # Entries are in row-major order of their starts, so cells are numbered as the grid is.
+        first = np.flatnonzero(new)
+        slot = np.arange(len(full)) - first[cell]
+        rows = np.full((len(first), int(slot.max()) + 1), -1, np.int64)
+        rows[cell, slot] = full
+        owners = np.where(rows < 0, -1, self.owners[rows])
+        return Grid(
+            tuple(cuts),
+            frozen_ints(owners.reshape(*shape, -1)),
+            frozen_ints(rows.reshape(*shape, -1)),
+        )
+
+    # -- value semantics --------------------------------------------------------------------
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the value, the same in every process: what ranks compare to agree."""
+        digest = hashlib.blake2b(repr((self.shape, self.pending)).encode(), digest_size=16)
+        for array in (self.boxes.starts, self.boxes.stops, self.owners, self._terms_or_zero):
+            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.fingerprint)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (
+            (self.shape, self.pending) == (other.shape, other.pending)
+            and hash(self) == hash(other)
+            and np.array_equal(self.owners, other.owners)
+            and np.array_equal(self.boxes.starts, other.boxes.starts)
+            and np.array_equal(self.boxes.stops, other.boxes.stops)
+            and np.array_equal(self._terms_or_zero, other._terms_or_zero)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.shape, self.boxes, self.owners, self.terms, self.pending)
+
+    def __copy__(self) -> Layout:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
+        return self
+
+    # -- words -------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """One line: shape, form, ranks, what is pending."""
+        form = f"{len(self)} irregular boxes"
+        if self.is_replicated:
+            form = "replicated"
+        elif self.grid is not None:
+            cells = "x".join(map(str, self.grid.shape)) or "one"
+            copies = int((self.grid.owners >= 0).sum(axis=-1).max())
+            form = f"grid {cells}" + (f", up to {copies} entries per cell" if copies > 1 else "")
+        pending = "" if self.pending is None else f", pending {self.pending}"
+        return f"Layout({self.shape}: {form}, {_name_ranks(self.ranks)}{pending})"
+
+    def describe(self, *, itemsize: int | None = None, max_lines: int = 32) -> str:
+        """The line of `repr`, then a line a rank: its boxes, elements and (given a size) bytes."""
+        lines = [repr(self)]
+        for rank in self.ranks[:max_lines]:
+            held = self.boxes_of(rank)
+            elements = sum(box.volume for box in held)
+            size = f"{elements} elements" if itemsize is None else f"{elements * itemsize} bytes"
+            names = [
+                f"{box}" + (f" term {term}" if self.pending else "")
+                for box, term in zip(held[:6], self.terms_of(rank), strict=False)
+            ]
+            more = f" and {len(held) - 6} more" if len(held) > 6 else ""
+            lines.append(f"  rank {rank}: {', '.join(names)}{more} ({size})")
+        if len(self.ranks) > max_lines:
+            lines.append(f"  and {len(self.ranks) - max_lines} more ranks")
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+def _restore(
+    shape: tuple[int, ...], boxes: Boxes, owners: Ints, terms: Ints | None, pending: ReduceOp | None
+) -> Layout:
+    return Layout(shape, boxes, owners, terms=terms, pending=pending)
+
+
+def _column(values: Sequence[int] | Ints, length: int, what: str) -> Ints:
+    """`values` as an array of one whole number >= 0 per box."""
+    column = np.asarray(values)
+    if column.shape != (length,) or (length and column.dtype.kind not in "iu"):
+        raise LayoutError(
+            what, expected=f"{length} whole numbers, one per box", got=f"{len(values)}: {values}"
+        )
+    if (column < 0).any():
+        raise LayoutError(what, expected="numbers >= 0", got=int(column.min()))
+    return column.astype(np.int64)
+
+
+def _row_order(table: Ints) -> Ints | None:
+    """Order that sorts the rows, or None if they are sorted (the usual case, found in O(n))."""
+    step = table[1:] - table[:-1]
+    lead = np.take_along_axis(step, (step != 0).argmax(axis=1)[:, None], axis=1)
+    return np.lexsort(table.T[::-1]) if (lead < 0).any() else None
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "no ranks"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
