@@ -1,1 +1,76 @@
-"""Shardwise."""
+"""Tensors cut into boxes and spread over ranks: any cut, any owner, any layout to any other.
+
+Names are imported when they are first used, so `import shardwise` loads neither torch nor rich.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.errors import ShardwiseError
+    from shardwise.geometry import Box, Layout
+    from shardwise.sharding_spec.short import (
+        block_cyclic,
+        chunk,
+        flat,
+        fused,
+        grid,
+        on_rank,
+        parse_spec,
+        partial,
+        replicate,
+    )
+    from shardwise.testing.run_local import run_local
+    from shardwise.viz import print_layout
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "Layout",
+    "ShardwiseError",
+    "block_cyclic",
+    "chunk",
+    "flat",
+    "fused",
+    "grid",
+    "on_rank",
+    "parse_spec",
+    "partial",
+    "print_layout",
+    "replicate",
+    "run_local",
+]
+
+_HOMES = {
+    "shardwise.errors": ["ShardwiseError"],
+    "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.sharding_spec.short": [
+        "block_cyclic",
+        "chunk",
+        "flat",
+        "fused",
+        "grid",
+        "on_rank",
+        "parse_spec",
+        "partial",
+        "replicate",
+    ],
+    "shardwise.testing.run_local": ["run_local"],
+    "shardwise.viz": ["print_layout"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,8 @@ ShardwiseError
 │   └── NamedDimError    NotImplementedError
 ├── MetadataError        ValueError      shard metadata that contradicts itself
 ├── ArgumentTypeError    TypeError       a value of the wrong type
-├── NoProcessGroupError  RuntimeError    a call that needs ranks, and none are known
+├── OpError              RuntimeError    an op that nothing can run on these tensors
+├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
 Each is also the ValueError, TypeError or RuntimeError that the seed system raises in its place,
@@ -18,7 +19,10 @@ so `except` clauses survive the change of prefix.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "ArgumentTypeError",
@@ -26,7 +30,8 @@ __all__ = [
     "LayoutError",
     "MetadataError",
     "NamedDimError",
-    "NoProcessGroupError",
+    "NotInitializedError",
+    "OpError",
     "PlacementError",
     "RankFailure",
     "ShardwiseError",
@@ -100,9 +105,19 @@ class ArgumentTypeError(ShardwiseError, TypeError):
     """An argument of the wrong type."""
 
 
-class NoProcessGroupError(ShardwiseError, RuntimeError):
-    """A call that needs to know the ranks, without a process group to ask."""
+class OpError(ShardwiseError, RuntimeError):
+    """An op that nothing can run on these tensors."""
+
+
+class NotInitializedError(ShardwiseError, RuntimeError):
+    """A process group or RPC that the call needs has not been started."""
 
 
 class RankFailure(ShardwiseError, RuntimeError):
     """One or more ranks of `run_local` raised, died or hung; holds every rank's story."""
+
+    def __init__(
+        self, what: str, *, failures: Mapping[int, str] | None = None, **parts: Any
+    ) -> None:
+        super().__init__(what, **parts)
+        self.failures = dict(failures or {})  # rank -> its story, the first failure first

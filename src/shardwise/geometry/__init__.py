@@ -10,7 +10,7 @@ from shardwise.geometry.splits import (
     sized_cuts,
     weighted_sizes,
 )
-from shardwise.geometry.tiling import TilingReport, check_tiling
+from shardwise.geometry.tiling import TilingReport, check_tiling, is_tiling
 
 __all__ = [
     "REDUCE_OPS",
@@ -26,6 +26,7 @@ __all__ = [
     "even_cuts",
     "flat_range_boxes",
     "intersecting_pairs",
+    "is_tiling",
     "overlapping_pairs",
     "sized_cuts",
     "weighted_sizes",

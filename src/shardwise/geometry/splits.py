@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "block_cuts",
+    "chunk_length",
     "even_cuts",
     "flat_range_boxes",
     "product_boxes",
@@ -32,6 +33,11 @@ def split_size(size: int, parts: int) -> int:
     if parts < 1:
         raise GeometryError("number of parts", expected="at least 1", got=parts)
     return -(-size // parts)
+
+
+def chunk_length(size: int, length: int, index: int) -> int:
+    """Length of piece `index` when `size` is cut into pieces of `length`; 0 past the end."""
+    return max(min(size, length * (index + 1)) - length * index, 0)
 
 
 def even_cuts(size: int, parts: int) -> Ints:

@@ -22,7 +22,7 @@ from shardwise.geometry.box import Box, Boxes, Ints, as_shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["TilingReport", "check_tiling"]
+__all__ = ["TilingReport", "check_tiling", "is_tiling"]
 
 _INT64 = 2**63
 
@@ -40,7 +40,7 @@ class TilingReport:
 
     @property
     def ok(self) -> bool:
-        return not (self.out_of_range or self.overlaps or self.gaps)
+        return self.is_complete and not (self.out_of_range or self.overlaps or self.gaps)
 
     def describe(self, label: Callable[[int], str] | None = None) -> str:
         """One line a problem; `label(i)` names box `i`, by default its index and extent."""
@@ -65,6 +65,13 @@ class TilingReport:
                 f"{what}: the shards do not cover the entire tensor of shape {self.shape}, "
                 f"each element once: {self.describe(label)}"
             )
+
+
+def is_tiling(boxes: Boxes, shape: Sequence[int]) -> bool:
+    """Whether `boxes` cover every element of `shape` exactly once; faster than a report."""
+    if (boxes.stops > np.array(shape, dtype=np.int64)).any():
+        return False
+    return _cancels(boxes[np.flatnonzero(boxes.volumes)], tuple(shape))
 
 
 def check_tiling(

@@ -1,0 +1,37 @@
+"""Pieces that are cut along one dim and whole in every other: what four specs share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardwise.errors import SpecError
+from shardwise.geometry.box import Boxes, Ints, as_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["boxes_along", "check_sizes"]
+
+
+def boxes_along(shape: tuple[int, ...], dim: int, starts: Ints, stops: Ints) -> Boxes:
+    """Boxes `[starts[i], stops[i])` along `dim`, whole in the other dims."""
+    low = np.zeros((len(starts), len(shape)), np.int64)
+    high = np.tile(np.array(shape, dtype=np.int64), (len(starts), 1))
+    low[:, dim], high[:, dim] = starts, stops
+    return Boxes(low, high)
+
+
+def check_sizes(sizes: Sequence[int] | None, parts: int, spec: str) -> tuple[int, ...] | None:
+    """`sizes` as a tuple of `parts` lengths >= 0, or None."""
+    if sizes is None:
+        return None
+    lengths = as_shape(sizes)
+    if len(lengths) != parts:
+        raise SpecError(
+            f"{spec}: sizes",
+            expected=f"{parts} lengths, one per placement",
+            got=f"{len(lengths)}: {list(lengths)}",
+        )
+    return lengths

@@ -1,0 +1,47 @@
+"""Blocks of one dim, dealt out in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardwise.geometry.splits import block_cuts
+from shardwise.placement import Placement, PlacementLike, parse_placements
+from shardwise.sharding_spec.along import boxes_along
+from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, check_count, check_dim, dim_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["BlockCyclicShardingSpec"]
+
+
+@dataclass(frozen=True)
+class BlockCyclicShardingSpec(BuiltinSpec):
+    """Cut `dim` into blocks of length `block` and deal them out in turn, as ScaLAPACK does.
+
+    The last block may be shorter; placements that get no block hold nothing.
+
+    >>> spec = BlockCyclicShardingSpec(0, 2, ["rank:0/cpu", "rank:1/cpu"])
+    >>> [str(box) for box in spec.layout((7,)).boxes_of(0)]
+    ['[0:2]', '[4:6]']
+    """
+
+    dim: int
+    block: int
+    placements: list[Placement]
+
+    def __init__(self, dim: int, block: int, placements: Iterable[PlacementLike]) -> None:
+        name = type(self).__name__
+        object.__setattr__(self, "dim", check_dim(dim, name))
+        object.__setattr__(self, "block", check_count(block, f"{name}.block"))
+        object.__setattr__(self, "placements", parse_placements(placements, name))
+
+    def pieces(self, shape: Sequence[int]) -> Pieces:
+        sizes = tuple(shape)
+        dim = dim_of(self.dim, sizes, type(self).__name__)
+        cuts = block_cuts(sizes[dim], self.block)
+        owners = np.arange(len(cuts) - 1) % len(self.placements)
+        return Pieces(boxes_along(sizes, dim, cuts[:-1], cuts[1:]), owners, self.placements)

@@ -1,0 +1,207 @@
+"""Specs in few words: `chunk(0)`, `grid([2, 2])`; and the same words read from text."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from shardwise.errors import NotInitializedError, SpecError
+from shardwise.placement import Placement, placement_at
+from shardwise.sharding_spec.block_cyclic import BlockCyclicShardingSpec
+from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
+from shardwise.sharding_spec.flat import FlatShardingSpec
+from shardwise.sharding_spec.fused import FusedShardingSpec
+from shardwise.sharding_spec.grid import GridShardingSpec
+from shardwise.sharding_spec.replicated import PartialShardingSpec, ReplicatedShardingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.sharding_spec.spec import ShardingSpec
+
+__all__ = [
+    "block_cyclic",
+    "chunk",
+    "flat",
+    "fused",
+    "grid",
+    "on_rank",
+    "parse_spec",
+    "partial",
+    "replicate",
+]
+
+Device = str | torch.device
+
+
+def chunk(
+    dim: int,
+    sizes: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    device: Device | None = None,
+) -> ChunkShardingSpec:
+    """Spec that cuts one dim, evenly or by `sizes`.
+
+    Ranks and device default to those of the default process group.
+
+    >>> chunk(0, ranks=[0, 1, 2]).layout((7, 4)).bytes_per_rank(itemsize=4)
+    {0: 48, 1: 48, 2: 16}
+    """
+    return ChunkShardingSpec(dim, _placements(ranks, device), sizes)
+
+
+def grid(
+    splits: Sequence[int | Sequence[int]],
+    ranks: Sequence[int | Sequence[int]] | None = None,
+    device: Device | None = None,
+) -> GridShardingSpec:
+    """Spec that cuts several dims; a cell's item in `ranks` may be a list of replicas.
+
+    Ranks and device default to those of the default process group.
+
+    >>> grid([2, 1], ranks=[[0, 1], [2, 3]]).layout((4, 6))
+    Layout((4, 6): grid 2x1, up to 2 entries per cell, ranks 0-3)
+    """
+    cells: list[Placement | list[Placement]] = [
+        _place(cell, device) if isinstance(cell, int) else _placements(cell, device)
+        for cell in (_default_ranks() if ranks is None else ranks)
+    ]
+    return GridShardingSpec(splits, cells)
+
+
+def replicate(
+    ranks: Sequence[int] | None = None, device: Device | None = None
+) -> ReplicatedShardingSpec:
+    """Spec that puts a copy of the whole tensor on every rank.
+
+    Ranks and device default to those of the default process group.
+    """
+    return ReplicatedShardingSpec(_placements(ranks, device))
+
+
+def on_rank(rank: int, device: Device | None = None) -> ReplicatedShardingSpec:
+    """Spec that puts the whole tensor on one rank; the device defaults as in `chunk`."""
+    return ReplicatedShardingSpec([_place(rank, device)])
+
+
+def partial(
+    reduce_op: str = "sum", ranks: Sequence[int] | None = None, device: Device | None = None
+) -> PartialShardingSpec:
+    """Spec with one addend of a pending reduction per rank.
+
+    Ranks and device default to those of the default process group.
+    """
+    return PartialShardingSpec(_placements(ranks, device), reduce_op)
+
+
+def fused(
+    dim: int,
+    sections: Sequence[int | Sequence[int]],
+    ranks: Sequence[int] | None = None,
+    device: Device | None = None,
+) -> FusedShardingSpec:
+    """Spec that cuts each section of a dim (Q, K, V) over all ranks.
+
+    Ranks and device default to those of the default process group.
+    """
+    return FusedShardingSpec(dim, sections, _placements(ranks, device))
+
+
+def block_cyclic(
+    dim: int, block: int, ranks: Sequence[int] | None = None, device: Device | None = None
+) -> BlockCyclicShardingSpec:
+    """Spec that deals blocks of a dim out in turn.
+
+    Ranks and device default to those of the default process group.
+    """
+    return BlockCyclicShardingSpec(dim, block, _placements(ranks, device))
+
+
+def flat(
+    sizes: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    device: Device | None = None,
+) -> FlatShardingSpec:
+    """Spec that cuts the flattened tensor, evenly or by `sizes`.
+
+    Ranks and device default to those of the default process group.
+    """
+    return FlatShardingSpec(_placements(ranks, device), sizes)
+
+
+_BY_NAME: dict[str, Callable[..., ShardingSpec]] = {
+    make.__name__: make
+    for make in (chunk, grid, replicate, on_rank, partial, fused, block_cyclic, flat)
+}
+
+
+def parse_spec(
+    text: str, *, ranks: Sequence[int] | None = None, device: Device | None = None
+) -> ShardingSpec:
+    """Spec written as a call, such as "chunk(0, sizes=[5, 3])". Runs no code from `text`.
+
+    `ranks` and `device` are used unless the text gives its own.
+
+    >>> parse_spec("on_rank(2)", device="cpu").layout((3,))
+    Layout((3,): replicated, rank 2)
+    """
+    name, args, kwargs = _parse_call(text)
+    if name != "on_rank":
+        kwargs.setdefault("ranks", ranks)
+    kwargs.setdefault("device", device)
+    try:
+        return _BY_NAME[name](*args, **kwargs)
+    except TypeError as error:
+        raise SpecError(f"spec {text!r}", got=str(error), fix=_examples()) from error
+
+
+def _parse_call(text: str) -> tuple[str, list[object], dict[str, object]]:
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            raise ValueError("not a call")
+        args = [ast.literal_eval(argument) for argument in call.args]
+        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (ValueError, SyntaxError):
+        raise SpecError("spec", expected="a call", got=repr(text), fix=_examples()) from None
+    if call.func.id not in _BY_NAME:
+        raise SpecError(
+            "spec",
+            expected=f"one of {', '.join(sorted(_BY_NAME))}",
+            got=call.func.id,
+            fix=_examples(),
+        )
+    return call.func.id, args, kwargs
+
+
+def _examples() -> str:
+    return 'E.g. "chunk(0)", "chunk(0, sizes=[5, 3])", "grid([2, 2])", "fused(0, [8, 4, 4])".'
+
+
+def _placements(ranks: Sequence[int] | None, device: Device | None) -> list[Placement]:
+    return [_place(rank, device) for rank in (_default_ranks() if ranks is None else ranks)]
+
+
+def _place(rank: int, device: Device | None) -> Placement:
+    return placement_at(rank, _default_device() if device is None else device)
+
+
+def _default_ranks() -> Sequence[int]:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise NotInitializedError(
+            "the spec's ranks are not known: Need to initialize default process group first",
+            fix="Pass ranks=[0, 1, ...], start with torchrun and call "
+            "torch.distributed.init_process_group(), or use shardwise.run_local.",
+        )
+    return range(dist.get_world_size())
+
+
+def _default_device() -> str:
+    """Kind of device that the default group works on: GPUs for NCCL, else the CPU."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return "cpu"
+    uses_nccl = "nccl" in str(dist.get_backend_config())
+    return "cuda" if uses_nccl and torch.cuda.is_available() else "cpu"

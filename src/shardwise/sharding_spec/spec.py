@@ -1,0 +1,193 @@
+"""What a spec is: a recipe from a shape to a Layout.
+
+[Note: two ways to write a spec] A built-in spec says where its pieces are (`pieces`); layout,
+devices and the seed's metadata follow. A user's own subclass, written for the seed, says only
+`build_metadata`; pieces, layout and devices follow from that. Either works wherever a spec does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shardwise.errors import NamedDimError, ShardwiseError, SpecError
+from shardwise.geometry.box import Boxes, Ints, as_shape
+from shardwise.geometry.layout import Layout, ReduceOp
+from shardwise.metadata import (
+    ShardedTensorMetadata,
+    ShardMetadata,
+    TensorProperties,
+    shard_boxes,
+)
+from shardwise.placement import Placement, parse_placement, rank_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.placement import PlacementLike
+
+__all__ = [
+    "BuiltinSpec",
+    "DevicePlacementSpec",
+    "Pieces",
+    "PlacementSpec",
+    "ShardingSpec",
+    "check_count",
+    "check_dim",
+    "dim_of",
+]
+
+
+class PlacementSpec(ABC):  # noqa: B024  # the seed's base class has no methods
+    """Base of objects that say where an entity is placed."""
+
+
+@dataclass(frozen=True)
+class DevicePlacementSpec(PlacementSpec):
+    """An entity on one device."""
+
+    device: Placement
+
+    def __init__(self, device: PlacementLike) -> None:
+        object.__setattr__(self, "device", parse_placement(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The pieces of a tensor in the spec's own order: box, placement, and term if pending."""
+
+    boxes: Boxes  # (n, ndim)
+    owners: Ints  # (n,): index into placements
+    placements: Sequence[Placement | None]
+    terms: Ints | None = None  # (n,)
+    pending: ReduceOp | None = None
+
+    def ranks(self) -> Ints:
+        """Rank of each piece, (n,)."""
+        by_placement = np.array([rank_of(p) for p in self.placements], dtype=np.int64)
+        return by_placement[self.owners]
+
+
+class ShardingSpec(ABC):
+    """A recipe: shape -> Layout. Subclasses define `build_metadata`, as in the seed.
+
+    [Note: two ways to write a spec]
+    """
+
+    @abstractmethod
+    def build_metadata(
+        self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
+    ) -> ShardedTensorMetadata:
+        """Metadata of every shard of a tensor of this size, in the spec's own order."""
+
+    def pieces(self, shape: Sequence[int]) -> Pieces:
+        """The pieces of a tensor of `shape`, in the spec's own order."""
+        metadata = self.build_metadata(torch.Size(shape), TensorProperties())
+        shards = metadata.shards_metadata
+        if not shards:
+            return Pieces(Boxes.of([], len(shape)), np.empty(0, np.int64), [])
+        placements = [shard.placement for shard in shards]
+        return Pieces(shard_boxes(shards), np.arange(len(shards)), placements)
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """Who holds which box of a tensor of `shape`. Communicates nothing.
+
+        >>> from shardwise.sharding_spec import ChunkShardingSpec
+        >>> spec = ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"])
+        >>> spec.layout((5, 3)).describe().splitlines()[1:]
+        ['  rank 0: [0:3, 0:3] (9 elements)', '  rank 1: [3:5, 0:3] (6 elements)']
+        """
+        try:
+            return self._make_layout(as_shape(shape))
+        except ShardwiseError as error:
+            error.add_note(f"while laying out a tensor of shape {tuple(shape)} by {self!s:.200}")
+            raise
+
+    def _make_layout(self, shape: tuple[int, ...]) -> Layout:
+        pieces = self.pieces(shape)
+        return Layout(
+            shape, pieces.boxes, pieces.ranks(), terms=pieces.terms, pending=pieces.pending
+        )
+
+    def devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
+        """Device of each local shard of `rank`, in the order of `layout(shape).boxes_of(rank)`."""
+        pieces = self.pieces(as_shape(shape))
+        rows = np.flatnonzero(pieces.ranks() == rank)
+        terms = np.zeros(len(rows), np.int64) if pieces.terms is None else pieces.terms[rows]
+        table = np.column_stack([pieces.boxes.starts[rows], pieces.boxes.stops[rows], terms])
+        placements = [pieces.placements[k] for k in pieces.owners[rows[np.lexsort(table.T[::-1])]]]
+        return tuple(p.device() for p in placements if p is not None)
+
+
+_MOST_LAYOUTS = 64  # kept per spec: one per shape, so that asking again costs a look-up
+
+
+class BuiltinSpec(ShardingSpec):
+    """A frozen spec that says `pieces`; layouts are kept per shape. [Note: two ways ...]"""
+
+    @abstractmethod
+    def pieces(self, shape: Sequence[int]) -> Pieces: ...
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        kept: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
+        key = tuple(shape)
+        if (layout := kept.get(key)) is None:
+            if len(kept) >= _MOST_LAYOUTS:
+                kept.clear()
+            layout = kept[key] = super().layout(shape)
+        return layout
+
+    layout.__doc__ = ShardingSpec.layout.__doc__
+
+    def build_metadata(
+        self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
+    ) -> ShardedTensorMetadata:
+        pieces = self.pieces(as_shape(tensor_sizes))
+        owners = pieces.owners.tolist()
+        offsets, sizes = pieces.boxes.starts.tolist(), pieces.boxes.shapes.tolist()
+        shards = [
+            ShardMetadata(offset, size, pieces.placements[owner])
+            for offset, size, owner in zip(offsets, sizes, owners, strict=True)
+        ]
+        return ShardedTensorMetadata(shards, torch.Size(tensor_sizes), tensor_properties)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_layouts"}
+
+
+def check_dim(dim: object, spec: str) -> int:
+    """`dim` if it is an integer; named dims and other types raise."""
+    if isinstance(dim, str):
+        raise NamedDimError(
+            f"{spec} does not support named dimension",
+            expected="an integer",
+            got=repr(dim),
+            fix="Pass the dim's position; -1 is the last.",
+        )
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise SpecError(f"{spec}: Sharding dim needs to be an integer", got=repr(dim))
+    return dim
+
+
+def check_count(value: object, what: str) -> int:
+    """`value` if it is a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(what, expected="a whole number >= 1", got=repr(value))
+    return value
+
+
+def dim_of(dim: int, shape: tuple[int, ...], spec: str) -> int:
+    """`dim` counted from the front; raises if a tensor of `shape` has no such dim."""
+    if not -len(shape) <= dim < len(shape):
+        raise SpecError(
+            f"{spec}: Invalid sharding dim",
+            expected=f"-{len(shape)} to {len(shape) - 1} for a tensor of shape {shape}"
+            if shape
+            else "a tensor with at least one dim",
+            got=dim if shape else f"dim {dim} of a 0-d tensor",
+        )
+    return dim % len(shape)
