@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+BENCHMARKS := tiling
 
 .PHONY: help demo test test-long lint bench clean
 
@@ -23,8 +24,8 @@ demo: $(READY) ## draw layouts of a tensor and check a tiling
 test: lint ## everything CI checks: lint, types, layers, tests
 	$(BIN)/python -m pytest
 
-test-long: $(READY) ## the long sweeps that `make test` leaves out
-	$(BIN)/python -m pytest -m long
+test-long: lint ## all tests with thousands of random cases a property, and the sweeps
+	$(BIN)/python -m pytest -m "long or not long" --hypothesis-profile=long
 
 lint: $(READY) ## ruff, mypy (strict), import-linter
 	$(BIN)/ruff check .
@@ -33,7 +34,7 @@ lint: $(READY) ## ruff, mypy (strict), import-linter
 	$(BIN)/lint-imports
 
 bench: $(READY) ## every benchmark, with ratios to the peers
-	@for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shardwise.errors import ArgumentTypeError, MetadataError
 from shardwise.frozen_list import FrozenList
-from shardwise.geometry.box import Box, Boxes
+from shardwise.geometry.box import Box, Boxes, rows_of_ints
 from shardwise.placement import Placement, PlacementLike, parse_placement
 
 if TYPE_CHECKING:
@@ -89,9 +88,13 @@ def _ints(values: Sequence[int], what: str) -> FrozenList[int]:
 
 
 def shard_boxes(shards: Sequence[ShardMetadata]) -> Boxes:
-    """The boxes of `shards`, which must have one number of dims."""
-    starts = np.array([shard.shard_offsets for shard in shards], dtype=np.int64)
-    sizes = np.array([shard.shard_sizes for shard in shards], dtype=np.int64)
+    """The boxes of `shards`, at least one, which must have one number of dims."""
+    ndim = len(shards[0].shard_offsets)
+    for shard in shards:
+        if len(shard.shard_offsets) != ndim:
+            raise MetadataError("shards", expected=f"{ndim} dims each", got=shard)
+    starts = rows_of_ints((shard.shard_offsets for shard in shards), len(shards), ndim)
+    sizes = rows_of_ints((shard.shard_sizes for shard in shards), len(shards), ndim)
     return Boxes(starts, starts + sizes)
 
 

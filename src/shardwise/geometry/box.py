@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from shardwise.errors import GeometryError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Box", "Boxes", "Ints", "as_shape", "frozen_ints"]
+__all__ = ["Box", "Boxes", "Ints", "as_shape", "frozen_ints", "rows_of_ints"]
 
 Ints = NDArray[np.int64]
 
@@ -51,9 +52,11 @@ class Box:
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
         if len(start) != len(stop):
-            raise GeometryError("Box", expected="start and stop of one length", got=self)
+            raise GeometryError(
+                "Box", expected="start and stop of one length", got=f"{start} and {stop}"
+            )
         if any(not 0 <= a <= b for a, b in zip(start, stop, strict=True)):
-            raise GeometryError("Box", expected="0 <= start <= stop in every dim", got=self)
+            raise GeometryError("Box", expected="0 <= start <= stop in every dim", got=str(self))
 
     @classmethod
     def at(cls, offset: Sequence[int], shape: Sequence[int]) -> Box:
@@ -142,6 +145,12 @@ def frozen_ints(values: object) -> Ints:
     return array
 
 
+def rows_of_ints(rows: Iterable[Iterable[int]], num_rows: int, width: int) -> Ints:
+    """Array (num_rows, width) of many short rows; several times faster than np.array on lists."""
+    numbers = itertools.chain.from_iterable(rows)
+    return np.fromiter(numbers, np.int64, num_rows * width).reshape(num_rows, width)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Boxes:
     """Many boxes of one number of dims, as two read-only arrays of shape (n, ndim).
@@ -175,11 +184,12 @@ class Boxes:
         """The same boxes as arrays; `ndim` gives the width when there are none."""
         listed = list(boxes)
         for row, box in enumerate(listed):
-            if box.ndim != ndim:
+            if len(box.start) != ndim:
                 raise GeometryError(f"box {row}", expected=f"{ndim} dims", got=f"{box.ndim}: {box}")
-        starts = np.array([box.start for box in listed], dtype=np.int64)
-        stops = np.array([box.stop for box in listed], dtype=np.int64)
-        return cls(starts.reshape(len(listed), ndim), stops.reshape(len(listed), ndim))
+        return cls(
+            rows_of_ints((box.start for box in listed), len(listed), ndim),
+            rows_of_ints((box.stop for box in listed), len(listed), ndim),
+        )
 
     @property
     def ndim(self) -> int:

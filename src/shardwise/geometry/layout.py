@@ -318,9 +318,9 @@ class Layout:
         if self.is_replicated:
             form = "replicated"
         elif self.grid is not None:
-            cells = "x".join(map(str, self.grid.shape)) or "one"
-            copies = int((self.grid.owners >= 0).sum(axis=-1).max())
-            form = f"grid {cells}" + (f", up to {copies} entries per cell" if copies > 1 else "")
+            form = "grid " + ("x".join(map(str, self.grid.shape)) or "of one cell")
+            if (copies := self.grid.owners.shape[-1]) > 1:
+                form += f", up to {copies} {'entries' if self.pending else 'replicas'} per cell"
         pending = "" if self.pending is None else f", pending {self.pending}"
         return f"Layout({self.shape}: {form}, {_name_ranks(self.ranks)}{pending})"
 

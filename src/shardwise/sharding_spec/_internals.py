@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_tensor",
+    "distinct_shards",
     "get_chunk_sharding_params",
     "get_chunked_dim_size",
     "get_split_size",

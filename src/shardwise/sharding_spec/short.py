@@ -63,7 +63,7 @@ def grid(
     Ranks and device default to those of the default process group.
 
     >>> grid([2, 1], ranks=[[0, 1], [2, 3]]).layout((4, 6))
-    Layout((4, 6): grid 2x1, up to 2 entries per cell, ranks 0-3)
+    Layout((4, 6): grid 2x1, up to 2 replicas per cell, ranks 0-3)
     """
     cells: list[Placement | list[Placement]] = [
         _place(cell, device) if isinstance(cell, int) else _placements(cell, device)

@@ -1,0 +1,177 @@
+"""The one harness of all benchmarks: systems in turns, medians with spread, exact counts.
+
+[Note: fair timing] The systems of a case run in turns and the order rotates every round, so that
+a noisy moment or a warm cache favours nobody. Garbage collection is off while the clock runs. A
+short call is repeated until one sample takes a millisecond. A system that has spent its budget
+drops out with the samples it has; if its warm-up alone spends the budget, that run is its sample.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+System = Callable[[], object]  # one run
+_SAMPLE_S = 1e-3  # a shorter sample is mostly the clock's own error
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One task and the systems that do it. The first system is ours; ratios refer to it."""
+
+    name: str
+    systems: Mapping[str, System | str | None]  # a reason or None: this system does not do it
+    size: int | None = None  # cases of one name and several sizes get a growth exponent
+    group: str = ""  # the table in which the case is shown
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # [what][system]
+    prepare: System | None = None  # untimed, before every sample, which is then one call
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How a sample is timed. The default suits one process on the CPU.
+
+    On a GPU, `settle` is `torch.cuda.synchronize`. With several ranks, `line_up` is a barrier and
+    `agree` the maximum over ranks: then all ranks take the same samples in the same order.
+    """
+
+    now: Callable[[], int] = time.perf_counter_ns
+    line_up: System = lambda: None  # untimed, before a sample
+    settle: System = lambda: None  # timed, at the end of a sample
+    agree: Callable[[float], float] = lambda seconds: seconds
+
+    def time(self, run: System, calls: int, prepare: System | None) -> float:
+        """Seconds that `calls` calls take."""
+        if prepare is not None:
+            prepare()
+        self.line_up()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            start = self.now()
+            for _ in itertools.repeat(None, calls):
+                run()
+            self.settle()
+            elapsed = self.now() - start
+        finally:
+            if was_enabled:
+                gc.enable()
+        return self.agree(elapsed / 1e9)
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds per call of one system in one case."""
+
+    seconds: list[float] = field(default_factory=list)
+    calls: int = 1  # in each sample
+    is_warm: bool = True  # False: the first run was so slow that it is the only sample
+
+    @property
+    def spent_s(self) -> float:
+        return sum(self.seconds) * self.calls
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float | None:
+        """Interquartile range as a share of the median; None for a single sample."""
+        if len(self.seconds) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (high - low) / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured of a case; holds none of the case's data."""
+
+    name: str
+    size: int | None
+    group: str
+    systems: tuple[str, ...]  # ours is the first
+    samples: Mapping[str, Samples]
+    reasons: Mapping[str, str]  # of the systems without samples
+    counts: Mapping[str, Mapping[str, int]]
+
+    def ratio(self, system: str) -> float | None:
+        """How many times as long as ours `system` takes."""
+        ours, other = self.samples.get(self.systems[0]), self.samples.get(system)
+        return other.median / ours.median if ours and other else None
+
+    def as_dict(self) -> dict[str, Any]:
+        measured = {
+            system: {
+                "median_s": samples.median,
+                "spread": samples.spread,
+                "ratio_to_ours": self.ratio(system),
+                "calls_per_sample": samples.calls,
+                "is_warm": samples.is_warm,
+                "samples_s": samples.seconds,
+            }
+            for system, samples in self.samples.items()
+        }
+        named = {"case": self.name, "size": self.size, "group": self.group}
+        found = {"measured": measured, "not_run": self.reasons, "counts": self.counts}
+        return named | {"ours": self.systems[0]} | found
+
+
+def measure(
+    case: Case, *, repeats: int = 9, budget_s: float = 0.5, clock: Clock | None = None
+) -> Result:
+    """Samples of all systems of `case`, at most `repeats` each. [Note: fair timing]"""
+    clock = clock or Clock()
+    runs = {system: run for system, run in case.systems.items() if callable(run)}
+    samples = {system: _warm_up(run, case, clock, budget_s) for system, run in runs.items()}
+    order = list(runs)
+    for _ in range(repeats):
+        for system in order:
+            taken = samples[system]
+            if taken.spent_s < budget_s:
+                elapsed = clock.time(runs[system], taken.calls, case.prepare)
+                taken.seconds.append(elapsed / taken.calls)
+        order = order[1:] + order[:1]
+    reasons = {system: str(run or "-") for system, run in case.systems.items() if not callable(run)}
+    systems = tuple(case.systems)
+    return Result(case.name, case.size, case.group, systems, samples, reasons, case.counts)
+
+
+def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> Samples:
+    """No samples yet, but the number of calls that one needs."""
+    elapsed = clock.time(run, 1, case.prepare)
+    if elapsed >= budget_s:
+        return Samples([elapsed], is_warm=False)
+    # A first run may be slow because it is the first, but not a hundred times.
+    if case.prepare is not None or elapsed >= 100 * _SAMPLE_S:
+        return Samples()
+    calls = 1
+    while (elapsed := clock.time(run, calls, None)) < _SAMPLE_S:
+        calls = max(2 * calls, math.ceil(calls * _SAMPLE_S / max(elapsed, 1e-9)))
+    return Samples(calls=calls)
+
+
+def peak_bytes(run: System) -> int:
+    """Most bytes that one run holds at a time beyond what was there, in Python and numpy."""
+    run()  # caches that the first run fills are not the run's own
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def growth_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Least-squares slope of log seconds over log size: 1 is linear, 2 quadratic."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -1,0 +1,120 @@
+"""The command line: parse words, call the library, print; one line for a wrong argument."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwise import __version__
+from shardwise.errors import ArgumentTypeError, ShardwiseError
+
+if TYPE_CHECKING:
+    from shardwise.geometry import Layout
+
+__all__ = ["app", "main", "options", "show"]
+
+app = typer.Typer(
+    help="Tensors cut into boxes and spread over ranks: look at layouts from the terminal.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+
+def main() -> None:
+    """Runs the command line; an error of ours is one line on stderr and exit status 2."""
+    try:
+        app()
+    except ShardwiseError as error:
+        print(f"shardwise: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Tensors cut into boxes and spread over ranks: look at layouts from the terminal."""
+
+
+@app.command()
+def show(
+    shape: Annotated[str, typer.Option(help="The tensor's sizes, e.g. 8,6; '' for a 0-d tensor.")],
+    spec: Annotated[
+        str,
+        typer.Option(
+            help="How to cut it: chunk(dim), grid(splits), fused(dim, sections), "
+            "block_cyclic(dim, block), flat(), replicate(), partial(), on_rank(rank)."
+        ),
+    ],
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 4,
+    dtype: Annotated[str, typer.Option(help="For the bytes per rank.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print entries for a program.")] = False,
+) -> None:
+    """Draw who holds which part of a tensor.
+
+    **Examples**
+
+    - `shardwise show --shape 8,6 --spec "chunk(0)"`
+    - `shardwise show --shape 8,6 --spec "chunk(0, sizes=[1, 2, 0, 5])"`
+    - `shardwise show --shape 8,6 --spec "grid([2, 2])" --dtype bfloat16`
+    - `shardwise show --shape 8,6 --spec "grid([2, 1], ranks=[[0, 1], [2, 3]])"`
+    - `shardwise show --shape 12,4 --spec "fused(0, [6, 3, 3])" --world-size 3`
+    - `shardwise show --shape 2,4,6 --spec "flat()" --world-size 3`
+    """
+    # Imported here: torch takes seconds, and --help should not.
+    from shardwise.sharding_spec import parse_spec
+
+    itemsize = _itemsize(dtype)
+    layout = parse_spec(spec, ranks=range(world_size), device="cpu").layout(_parse_shape(shape))
+    if as_json:
+        print(json.dumps(_entries(layout, itemsize), indent=2))
+        return
+    from shardwise.viz import print_layout
+
+    beyond = layout.ranks[-1] + 1 if layout.ranks else 0
+    print_layout(layout, title=spec, itemsize=itemsize, world_size=max(world_size, beyond))
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"(\d+([,x]\d+)*)?,?", text.replace(" ", "")):
+        raise ArgumentTypeError("--shape", expected="sizes such as 8,6", got=repr(text))
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def _itemsize(dtype: str) -> int:
+    import torch
+
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ArgumentTypeError(
+            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=repr(dtype)
+        )
+    return found.itemsize
+
+
+def _entries(layout: Layout, itemsize: int) -> dict[str, object]:
+    return {
+        "shape": layout.shape,
+        "pending": layout.pending,
+        "bytes_per_rank": layout.bytes_per_rank(itemsize),
+        "entries": [
+            {"start": box.start, "stop": box.stop, "rank": rank, "term": term}
+            for box, rank, term in layout
+        ],
+    }

@@ -1,0 +1,9 @@
+"""Shipped test tools: run functions on ranks, and hypothesis strategies for layouts.
+
+`shardwise.testing.strategies` needs hypothesis (`pip install shardwise[testing]`) and is imported
+by its own name.
+"""
+
+from shardwise.testing.run_local import run_local
+
+__all__ = ["run_local"]

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.errors import LayoutError, ShardwiseError, TilingError
+from shardwise.geometry import Box, Boxes, Entry, Layout
+from shardwise.testing.strategies import boxes, layouts, shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HALVES = [Box((0, 0), (2, 6)), Box((2, 0), (4, 6))]
+
+
+@given(layouts(), st.randoms(use_true_random=False))
+def test_equal_when_the_same_entries_exist_in_any_order(layout: Layout, random: Any) -> None:
+    entries = list(layout)
+    random.shuffle(entries)
+    again = Layout.of(layout.shape, entries, pending=layout.pending)
+    assert again == layout
+    assert hash(again) == hash(layout)
+    assert list(again) == list(layout)
+    assert again.fingerprint == layout.fingerprint
+
+
+@given(layouts())
+def test_copies_and_pickles_are_equal(layout: Layout) -> None:
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    assert copy.deepcopy(layout) is layout
+    assert copy.copy(layout) is layout
+
+
+@given(layouts(), layouts())
+def test_different_entries_are_different_layouts(a: Layout, b: Layout) -> None:
+    def value(layout: Layout) -> object:
+        return layout.shape, layout.pending, Counter(layout)
+
+    assert (a == b) == (value(a) == value(b))
+
+
+@given(layouts())
+def test_every_rank_finds_its_boxes_and_terms(layout: Layout) -> None:
+    held = defaultdict(list)
+    for box, rank, term in layout:
+        held[rank].append((box, term))
+    assert layout.ranks == tuple(sorted(held))
+    for rank in range(6):
+        local = list(zip(layout.boxes_of(rank), layout.terms_of(rank), strict=True))
+        assert local == held.get(rank, [])
+    expected = {rank: 4 * sum(box.volume for box, _ in local) for rank, local in held.items()}
+    assert layout.bytes_per_rank(4) == dict(sorted(expected.items()))
+
+
+@given(layouts())
+def test_replicas_of_a_box_are_its_ranks(layout: Layout) -> None:
+    for box, _, term in layout:
+        same = {entry.rank for entry in layout if entry.box == box}
+        assert layout.replicas_of(box) == tuple(sorted(same))
+        of_term = {e.rank for e in layout if (e.box, e.term) == (box, term)}
+        assert layout.replicas_of(box, term=term) == tuple(sorted(of_term))
+
+
+@given(layouts())
+def test_bar_has_the_same_boxes_on_the_same_ranks_and_nothing_pending(layout: Layout) -> None:
+    bar = layout.bar
+    assert bar.pending is None
+    assert bar.terms is None
+    assert {(e.box, e.rank) for e in bar} == {(e.box, e.rank) for e in layout}
+    assert bar.bar is bar
+    if layout.pending is None:
+        assert bar is layout
+
+
+@given(layouts())
+def test_the_elements_are_all_there(layout: Layout) -> None:
+    """Oracle: each element's box is one and the same for all that hold it."""
+    holders: dict[tuple[int, ...], set[Box]] = defaultdict(set)
+    for box, _, _ in layout:
+        for point in np.ndindex(*box.shape):
+            holders[tuple(np.add(box.start, point).tolist())].add(box)
+    assert len(holders) == math.prod(layout.shape)
+    assert all(len(found) == 1 for found in holders.values())
+
+
+def _is_grid(layout: Layout) -> bool:
+    """Oracle: every cell between the cuts is one box."""
+    full = {box for box, _, _ in layout if not box.is_empty}
+    if not full:
+        return False
+    cuts = [
+        sorted({b.start[d] for b in full} | {b.stop[d] for b in full}) for d in range(layout.ndim)
+    ]
+    cells = {
+        Box(
+            tuple(c[i] for c, i in zip(cuts, cell, strict=True)),
+            tuple(c[i + 1] for c, i in zip(cuts, cell, strict=True)),
+        )
+        for cell in np.ndindex(*(len(c) - 1 for c in cuts))
+    }
+    return full == cells
+
+
+@given(layouts())
+def test_a_grid_is_found_whenever_there_is_one(layout: Layout) -> None:
+    grid = layout.grid
+    assert (grid is not None) == _is_grid(layout)
+    if grid is None:
+        return
+    for cell in np.ndindex(*grid.shape):
+        box = Box(
+            tuple(int(c[i]) for c, i in zip(grid.cuts, cell, strict=True)),
+            tuple(int(c[i + 1]) for c, i in zip(grid.cuts, cell, strict=True)),
+        )
+        rows = [row for row in grid.rows[cell].tolist() if row >= 0]
+        assert [layout.boxes[row] for row in rows] == [box] * len(rows)
+        expected = sorted(entry.rank for entry in layout if entry.box == box)
+        assert [rank for rank in grid.owners[cell].tolist() if rank >= 0] == expected
+
+
+@given(layouts(replicas=False, addends=False))
+def test_a_dim_is_whole_if_no_box_cuts_it(layout: Layout) -> None:
+    for dim in range(layout.ndim):
+        cut = any(b.shape[dim] != layout.shape[dim] for b, _, _ in layout if not b.is_empty)
+        assert layout.is_whole(dim) is layout.is_whole(dim - layout.ndim) is (not cut)
+
+
+def test_a_pending_operation_with_one_term_per_box_is_none() -> None:
+    one = Layout((4, 6), HALVES, [0, 1], terms=[0, 3], pending="sum")
+    assert one == Layout((4, 6), HALVES, [0, 1])
+    assert (one.pending, one.terms) == (None, None)
+    two = Layout((4, 6), [*HALVES, HALVES[1]], [0, 1, 1], terms=[0, 0, 1], pending="avg")
+    assert two.pending == "avg"
+    assert two != Layout((4, 6), [*HALVES, HALVES[1]], [0, 1, 1], terms=[0, 0, 1], pending="sum")
+    assert two.bar == one
+
+
+def test_replicated_means_the_whole_on_every_rank_and_nothing_pending() -> None:
+    whole = Box.whole((3, 2))
+    assert Layout((3, 2), [whole] * 3, [0, 5, 2]).is_replicated
+    assert not Layout((3, 2), [whole] * 2, [0, 1], terms=[0, 1], pending="sum").is_replicated
+    assert not Layout((4, 6), HALVES, [0, 1]).is_replicated
+
+
+def test_a_rank_may_hold_only_empty_boxes_even_the_same_twice() -> None:
+    empty = Box((4, 0), (4, 6))
+    layout = Layout((4, 6), [*HALVES, empty, empty], [0, 1, 2, 2])
+    assert layout.boxes_of(2) == (empty, empty)
+    assert layout.bytes_per_rank(8) == {0: 96, 1: 96, 2: 0}
+    assert layout != Layout((4, 6), [*HALVES, empty], [0, 1, 2])
+    assert layout.grid is not None
+
+
+def test_0d_and_empty_tensors_have_layouts() -> None:
+    point = Layout((), [Box((), ())] * 2, [3, 1])
+    assert (point.ranks, point.boxes_of(3), point.grid is None) == ((1, 3), (Box((), ()),), False)
+    nothing = Layout((0, 3), [], [])
+    assert (nothing.ranks, len(nothing), nothing.grid) == ((), 0, None)
+    assert nothing.is_whole(1)
+    assert Layout((0, 3), [Box((0, 0), (0, 3))], [1]).boxes_of(1)[0].volume == 0
+
+
+def test_words() -> None:
+    layout = Layout((4, 6), HALVES, [1, 0])
+    assert str(layout) == repr(layout) == "Layout((4, 6): grid 2x1, ranks 0, 1)"
+    assert layout.describe(itemsize=4) == (
+        "Layout((4, 6): grid 2x1, ranks 0, 1)\n"
+        "  rank 0: [2:4, 0:6] (48 bytes)\n"
+        "  rank 1: [0:2, 0:6] (48 bytes)"
+    )
+    many = Layout((100,), [Box((k,), (k + 1,)) for k in range(100)], list(range(100)))
+    assert many.describe(max_lines=2).splitlines()[-1] == "  and 98 more ranks"
+    assert "ranks 0-99" in str(many)
+    assert "pending max" in str(
+        Layout((1,), [Box((0,), (1,))] * 2, [0, 1], terms=[0, 1], pending="max")
+    )
+
+
+def test_a_hundred_thousand_shards_are_fine() -> None:
+    cells = np.stack([axis.ravel() for axis in np.indices((250, 400))], axis=1)
+    owners = np.arange(len(cells)) % 1000
+    layout = Layout((250, 400), Boxes(cells, cells + 1), owners)
+    assert layout.grid is not None
+    assert layout.grid.shape == (250, 400)
+    assert len(layout.boxes_of(999)) == 100
+    assert {layout: 1}[Layout((250, 400), Boxes(cells[::-1], cells[::-1] + 1), owners[::-1])] == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Layout((4, 6), HALVES[:1], [0]), TilingError, r"nothing covers \[2:4, 0:6\]"),
+        (lambda: Layout((3, 6), HALVES, [0, 1]), TilingError, r"\[2:4, 0:6\] on rank 1 exceeds"),
+        (
+            lambda: Layout((4, 6), [*HALVES, Box((1, 0), (3, 6))], [0, 1, 2]),
+            TilingError,
+            r"\[0:2, 0:6\] on rank 0 and \[1:3, 0:6\] on rank 2 overlap in \[1:2, 0:6\]",
+        ),
+        (lambda: Layout((4, 6), HALVES, [0]), LayoutError, "owners: expected 2 whole numbers"),
+        (lambda: Layout((4, 6), HALVES, [0, -1]), LayoutError, "expected numbers >= 0, got -1"),
+        (lambda: Layout((4, 6), HALVES, [0.0, 1.0]), LayoutError, "whole numbers"),  # type: ignore[list-item]  # wrong on purpose
+        (
+            lambda: Layout((4, 6), [*HALVES, HALVES[0]], [0, 1, 0]),
+            LayoutError,
+            "rank 0 holds box .* twice",
+        ),
+        (lambda: Layout((4, 6), HALVES, [0, 1], terms=[0, 1]), LayoutError, "Pass pending='sum'"),
+        (lambda: Layout((4, 6), HALVES, [0, 1], pending="xor"), LayoutError, "one of .*'sum'"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: Layout((4, 6), HALVES, [0, 1]).is_whole(2), LayoutError, "one of the 2 dims"),
+        (lambda: Layout((4, -6), HALVES, [0, 1]), ShardwiseError, "sizes >= 0"),
+        (lambda: Layout((2**40, 2**40), [], []), ShardwiseError, r"fewer than 2\*\*63 elements"),
+    ],
+)
+def test_what_is_no_layout_is_refused(
+    make: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_layout_cannot_change() -> None:
+    layout = Layout((4, 6), HALVES, [0, 1])
+    with pytest.raises(LayoutError, match="A Layout is a value"):
+        layout.shape = (1,)
+    with pytest.raises(ValueError, match="read-only"):
+        layout.owners[0] = 1
+
+
+def test_layouts_do_not_equal_other_things() -> None:
+    assert Layout((4, 6), HALVES, [0, 1]) != "layout"
+    assert Entry(HALVES[0], 1) == (HALVES[0], 1, 0)
+
+
+@given(shapes(), st.data())
+def test_a_missing_piece_is_always_noticed(shape: tuple[int, ...], data: st.DataObject) -> None:
+    layout = data.draw(layouts(shape=shape, replicas=False, addends=False))
+    lost = data.draw(boxes(shape))
+    kept = [entry for entry in layout if (entry.box & lost) is None]
+    if len(kept) < len(layout):
+        with pytest.raises(TilingError, match="nothing covers"):
+            Layout.of(shape, kept)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.geometry import Box, Boxes, intersecting_pairs, overlapping_pairs
+from shardwise.testing.strategies import boxes, shapes
+
+
+@st.composite
+def _two_sets(draw: st.DrawFn, *, most: int = 30) -> tuple[Boxes, Boxes]:
+    shape = draw(shapes(max_size=9))
+    sets = draw(st.tuples(*[st.lists(boxes(shape), max_size=most)] * 2))
+    return Boxes.of(sets[0], len(shape)), Boxes.of(sets[1], len(shape))
+
+
+def _common(a: Boxes, b: Boxes) -> set[tuple[int, int]]:
+    """Oracle: all pairs compared."""
+    return {
+        (i, j) for i, one in enumerate(a) for j, other in enumerate(b) if (one & other) is not None
+    }
+
+
+@given(_two_sets())
+def test_intersecting_pairs_are_all_pairs_that_share_an_element_each_once(
+    sets: tuple[Boxes, Boxes],
+) -> None:
+    i, j = intersecting_pairs(*sets)
+    found = list(zip(i.tolist(), j.tolist(), strict=True))
+    assert len(found) == len(set(found))
+    assert set(found) == _common(*sets)
+
+
+@given(_two_sets(), st.integers(1, 5))
+def test_overlapping_pairs_are_found_up_to_the_limit(sets: tuple[Boxes, Boxes], limit: int) -> None:
+    expected = {(i, j) for i, j in _common(sets[0], sets[0]) if i < j}
+    found = overlapping_pairs(sets[0], limit=limit)
+    assert set(found) <= expected
+    assert len(set(found)) == min(limit, len(expected))
+
+
+def test_many_boxes_over_one_point_stop_at_the_limit() -> None:
+    # 20,000 nested boxes have 200 million overlapping pairs; finding three must not list them.
+    size = np.arange(1, 20_001)[:, None] * np.ones((1, 2), np.int64)
+    nested = Boxes(np.zeros_like(size, dtype=np.int64), size.astype(np.int64))
+    assert len(overlapping_pairs(nested, limit=3)) == 3
+
+
+def test_long_thin_boxes_beside_each_other_do_not_overlap() -> None:
+    n = 3000
+    each, zero, one = np.arange(n), np.zeros(n, int), np.ones(n, int)
+    starts = np.concatenate([np.stack([each, zero], 1), np.stack([zero, n + each], 1)])
+    sizes = np.concatenate([np.stack([one, n * one], 1), np.stack([n * one, one], 1)])
+    assert overlapping_pairs(Boxes(starts, starts + sizes), limit=1) == []
+    wider = sizes + (np.arange(2 * n) == 17)[:, None]
+    assert overlapping_pairs(Boxes(starts, starts + wider), limit=1)
+
+
+def test_0d_boxes_intersect() -> None:
+    point = Boxes.of([Box((), ())], 0)
+    assert [index.tolist() for index in intersecting_pairs(point, point)] == [[0], [0]]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shardwise
+from shardwise.errors import NotInitializedError, SpecError
+from shardwise.sharding_spec import ChunkShardingSpec, GridShardingSpec, ShardingSpec
+
+
+def _default_specs(rank: int) -> list[tuple[ShardingSpec, tuple[int, ...]]]:
+    specs: list[ShardingSpec] = [
+        shardwise.chunk(0),
+        shardwise.chunk(-1, sizes=[1, 4, 1]),
+        shardwise.grid([3, 1]),
+        shardwise.replicate(),
+        shardwise.on_rank(2),
+        shardwise.partial("max"),
+        shardwise.fused(0, [4, 2]),
+        shardwise.block_cyclic(1, 2),
+        shardwise.flat(),
+        shardwise.parse_spec("chunk(0)"),
+    ]
+    return [(spec, spec.layout((6, 6)).ranks) for spec in specs]
+
+
+def test_ranks_and_device_are_those_of_the_default_process_group() -> None:
+    answers = shardwise.run_local(_default_specs, 3)
+    assert answers[0] == answers[1] == answers[2]
+    found = [ranks for _, ranks in answers[0]]
+    assert found == [(0, 1, 2)] * 4 + [(2,)] + [(0, 1, 2)] * 5
+    spec = answers[0][0][0]
+    assert spec == ChunkShardingSpec(0, [f"rank:{r}/cpu" for r in range(3)])
+
+
+def test_ranks_and_devices_can_be_given() -> None:
+    spec = shardwise.chunk(0, ranks=[2, 0], device="meta")
+    assert spec == ChunkShardingSpec(0, ["rank:2/meta", "rank:0/meta"])
+    cells = shardwise.grid([1, 2], ranks=[[0, 1], 2], device=torch.device("cpu"))
+    assert cells == GridShardingSpec([1, 2], [["rank:0/cpu", "rank:1/cpu"], "rank:2/cpu"])
+    assert shardwise.on_rank(5).layout((3,)).ranks == (5,)
+
+
+@pytest.mark.parametrize("make", [shardwise.chunk, shardwise.block_cyclic])
+def test_without_a_process_group_the_error_says_what_to_do(make: Any) -> None:
+    with pytest.raises(NotInitializedError, match=r"Pass ranks=.*torchrun.*shardwise\.run_local"):
+        make(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("chunk(0)", shardwise.chunk(0, ranks=[0, 1])),
+        (" chunk(dim=-1, sizes=[5, 3]) ", shardwise.chunk(-1, [5, 3], ranks=[0, 1])),
+        ("chunk(0, ranks=[4, 5, 6])", shardwise.chunk(0, ranks=[4, 5, 6])),
+        ("grid([1, 2])", shardwise.grid([1, 2], ranks=[0, 1])),
+        ("on_rank(3)", shardwise.on_rank(3)),
+        ("partial('avg', device='meta')", shardwise.partial("avg", ranks=[0, 1], device="meta")),
+    ],
+)
+def test_specs_are_read_from_text(text: str, expected: ShardingSpec) -> None:
+    assert shardwise.parse_spec(text, ranks=[0, 1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chunk(0", "expected a call, got 'chunk.0'"),
+        ("chunk", "expected a call"),
+        ("os.remove('x')", "expected a call"),
+        ("chunk(open('x'))", "expected a call"),
+        ("chonk(0)", "expected one of block_cyclic, chunk, .*got chonk"),
+        ("chunk()", r"missing 1 required positional argument: 'dim'.*E\.g\."),
+        ("chunk(0, size=[1])", "unexpected keyword argument 'size'"),
+        ("chunk(0, **{})", "expected a call|None"),
+    ],
+)
+def test_text_that_is_no_spec_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        shardwise.parse_spec(text, ranks=[0, 1])

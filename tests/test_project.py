@@ -1,0 +1,224 @@
+"""What holds for the whole package: light imports, exact exports, no private torch, live docs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+import pytest
+
+import shardwise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "shardwise"
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(shardwise.__path__, prefix="shardwise.")
+)
+
+# -- imports ---------------------------------------------------------------------------------
+
+
+def _loaded_after(statement: str, *names: str) -> list[str]:
+    """Which of `names` a fresh interpreter has loaded after `statement`."""
+    code = f"{statement}\nimport sys\nprint(*[n for n in {names!r} if n in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import shardwise", "import shardwise.geometry", "from shardwise import Box, Layout"],
+)
+def test_the_pure_core_loads_no_torch(statement: str) -> None:
+    heavy = ("torch", "scipy", "rich", "typer", "hypothesis", "safetensors")
+    assert _loaded_after(statement, *heavy) == []
+
+
+def test_pictures_load_no_torch() -> None:
+    assert _loaded_after("import shardwise.viz", "torch", "typer", "rich") == ["rich"]
+
+
+def test_the_purity_test_can_fail() -> None:
+    assert _loaded_after("import shardwise.placement", "torch") == ["torch"]
+
+
+def test_specs_do_not_load_dtensor_which_takes_a_second() -> None:
+    assert _loaded_after("import shardwise.sharding_spec", "torch.distributed.tensor") == []
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _private_torch(path: Path) -> list[str]:
+    return [
+        f"{path.name}:{line} {name}"
+        for line, name in _imports(path)
+        if name.split(".")[0] == "torch" and any(p.startswith("_") for p in name.split("."))
+    ]
+
+
+def test_private_torch_names_are_imported_in_one_file() -> None:
+    users = {path.name for path in SOURCE.rglob("*.py") if _private_torch(path)}
+    assert users == {"_torch_compat.py"}
+
+
+def test_nothing_stands_on_the_seeds_own_implementation() -> None:
+    users = [p for p in SOURCE.rglob("*.py") if "torch.distributed._shard" in p.read_text()]
+    assert users == []
+
+
+# -- names -----------------------------------------------------------------------------------
+
+
+def test_every_name_at_the_root_is_there_and_listed_once_everywhere() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = [
+        a.name for node in guarded.body if isinstance(node, ast.ImportFrom) for a in node.names
+    ]
+    assert sorted(typed) == sorted(shardwise.__all__) == sorted(shardwise._HOME_OF)
+    for name in shardwise.__all__:
+        assert getattr(shardwise, name) is not None
+    assert set(shardwise.__all__) <= set(dir(shardwise))
+    with pytest.raises(AttributeError, match="has no attribute 'reshuffle'"):
+        shardwise.reshuffle  # noqa: B018  # the access is the test
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_lists_exactly_what_a_module_offers(name: str) -> None:
+    module = importlib.import_module(name)
+    missing = [public for public in module.__all__ if not hasattr(module, public)]
+    assert missing == []
+    own = {
+        public
+        for public, value in vars(module).items()
+        if not public.startswith("_")
+        and getattr(value, "__module__", None) == name
+        and not isinstance(value, TypeVar | TypeVarTuple)
+    }
+    assert own <= set(module.__all__)
+
+
+# Sub-path -> names of the seed system that this package has so far.
+SEED = {
+    "metadata": ["ShardMetadata"],
+    "sharding_spec": [
+        "ChunkShardingSpec",
+        "DevicePlacementSpec",
+        "EnumerableShardingSpec",
+        "PlacementSpec",
+        "ShardMetadata",
+        "ShardingSpec",
+        "_infer_sharding_spec_from_shards_metadata",
+    ],
+    "sharding_spec.api": [
+        "DevicePlacementSpec",
+        "EnumerableShardingSpec",
+        "PlacementSpec",
+        "ShardingSpec",
+        "_dispatch_custom_op",
+        "_has_custom_op",
+        "_infer_sharding_spec_from_shards_metadata",
+        "custom_sharding_spec_op",
+    ],
+    "sharding_spec.chunk_sharding_spec": ["ChunkShardingSpec"],
+    "sharding_spec._internals": [
+        "check_tensor",
+        "get_chunk_sharding_params",
+        "get_chunked_dim_size",
+        "get_split_size",
+        "validate_non_overlapping_shards_metadata",
+    ],
+    "sharded_tensor": ["ShardedTensorMetadata", "TensorProperties"],
+    "sharded_tensor.metadata": [
+        "MEM_FORMAT_ENCODING",
+        "ShardedTensorMetadata",
+        "TensorProperties",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", SEED)
+def test_code_moves_from_the_seed_by_its_prefix(path: str) -> None:
+    ours = importlib.import_module(f"shardwise.{path}")
+    theirs = importlib.import_module(f"torch.distributed._shard.{path}")
+    for name in SEED[path]:
+        assert hasattr(theirs, name), "not a name of the seed"
+        assert getattr(ours, name).__module__.startswith("shardwise.")
+
+
+# -- documents -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.failed == 0
+
+
+def _pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_in_documents_run(page: Path) -> None:
+    """Every ```python block of a page, as one program; doctests are compared with their output."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    sessions = "\n".join(block for block in blocks if ">>>" in block)
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(sessions, {}, page.name, str(page), 0))
+    assert runner.failures == 0
+    program = "\n".join(block for block in blocks if ">>>" not in block)
+    if program:
+        environment = {**os.environ, "TERM": "dumb"}
+        subprocess.run(
+            [sys.executable, "-c", program], check=True, timeout=120, env=environment, cwd=ROOT
+        )
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)|src=\"([^\"]+)\"", page.read_text())
+    local = [a or b for a, b in targets if not re.match(r"[a-z]+:", a or b)]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_demo_shows_layouts_and_a_checked_tiling() -> None:
+    environment = {**os.environ, "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=environment,
+    )
+    assert "overlap" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+# -- versions --------------------------------------------------------------------------------
+
+
+def test_the_version_is_written_once_in_each_place() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{shardwise.__version__}"' in project
+    assert f"## {shardwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
