@@ -10,7 +10,7 @@ from torch.distributed import rpc
 
 from shardwise.errors import PlacementError
 from shardwise.sharding_spec import ChunkShardingSpec
-from shardwise.testing.run_local import run_local
+from shardwise.testing.local_run import run_local
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         partial,
         replicate,
     )
-    from shardwise.testing.run_local import run_local
+    from shardwise.testing.local_run import run_local
     from shardwise.viz import print_layout
 
 __version__ = "0.1.0"
@@ -58,7 +58,7 @@ _HOMES = {
         "partial",
         "replicate",
     ],
-    "shardwise.testing.run_local": ["run_local"],
+    "shardwise.testing.local_run": ["run_local"],
     "shardwise.viz": ["print_layout"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

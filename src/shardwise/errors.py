@@ -8,7 +8,8 @@ ShardwiseError
 ├── SpecError            ValueError      a recipe that does not fit itself or the shape
 │   └── NamedDimError    NotImplementedError
 ├── MetadataError        ValueError      shard metadata that contradicts itself
-├── ArgumentTypeError    TypeError       a value of the wrong type
+├── ArgumentTypeError    TypeError       an argument of the wrong type
+├── ArgumentValueError   ValueError      an argument out of its range
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentTypeError",
+    "ArgumentValueError",
     "GeometryError",
     "LayoutError",
     "MetadataError",
@@ -103,6 +105,10 @@ class MetadataError(ShardwiseError, ValueError):
 
 class ArgumentTypeError(ShardwiseError, TypeError):
     """An argument of the wrong type."""
+
+
+class ArgumentValueError(ShardwiseError, ValueError):
+    """An argument out of its range."""
 
 
 class OpError(ShardwiseError, RuntimeError):

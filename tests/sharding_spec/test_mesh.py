@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from shardwise.errors import ArgumentTypeError, SpecError
 from shardwise.geometry import Box
 from shardwise.sharding_spec import MeshShardingSpec
-from shardwise.testing.run_local import run_local
+from shardwise.testing.local_run import run_local
 from shardwise.testing.strategies import mesh_specs, shapes
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shardwise.errors import LayoutError
+from shardwise.errors import ArgumentValueError
 from shardwise.geometry import REDUCE_OPS, Box, Boxes, Layout, block_cuts, even_cuts
 from shardwise.geometry.splits import product_boxes
 from shardwise.viz import draw_layout, print_layout
@@ -468,5 +468,5 @@ def test_a_hundred_thousand_slabs_are_cut_short() -> None:
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(LayoutError, match=message):
+    with pytest.raises(ArgumentValueError, match=message):
         draw_layout(PINWHEEL, **options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise import __version__
-from shardwise.errors import ArgumentTypeError, ShardwiseError
+from shardwise.errors import ArgumentValueError, ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -93,7 +93,7 @@ def show(
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"(\d+([,x]\d+)*)?,?", text.replace(" ", "")):
-        raise ArgumentTypeError("--shape", expected="sizes such as 8,6", got=repr(text))
+        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=repr(text))
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
@@ -102,7 +102,7 @@ def _itemsize(dtype: str) -> int:
 
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
-        raise ArgumentTypeError(
+        raise ArgumentValueError(
             "--dtype", expected="a torch dtype such as float32 or bfloat16", got=repr(dtype)
         )
     return found.itemsize

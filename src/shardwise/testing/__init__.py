@@ -4,6 +4,6 @@
 by its own name.
 """
 
-from shardwise.testing.run_local import run_local
+from shardwise.testing.local_run import run_local
 
 __all__ = ["run_local"]

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.errors import LayoutError
+from shardwise.errors import ArgumentValueError
 from shardwise.viz.colors import NUM_KEYS
 from shardwise.viz.legend import Legend
 from shardwise.viz.picture import Picture, Room, draw_plane
@@ -63,12 +63,12 @@ def draw_layout(
     (4,)
     """
     if width is not None and width < _LEAST_WIDTH:
-        raise LayoutError("width", expected=f"at least {_LEAST_WIDTH} columns", got=width)
+        raise ArgumentValueError("width", expected=f"at least {_LEAST_WIDTH} columns", got=width)
     for name, count in (("height", height), ("max_slices", max_slices)):
         if count < 1:
-            raise LayoutError(name, expected="at least 1", got=count)
+            raise ArgumentValueError(name, expected="at least 1", got=count)
     if world_size is not None and layout.ranks and layout.ranks[-1] >= world_size:
-        raise LayoutError(
+        raise ArgumentValueError(
             "world_size", expected=f"more than {layout.ranks[-1]}, a rank here", got=world_size
         )
     return LayoutDrawing(layout, title, width, height, color, itemsize, world_size, max_slices)

@@ -1,0 +1,480 @@
+"""run_local: results in rank order, every failure told in full, and a pool that survives it."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
+from shardwise.testing.local_run import run_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import ModuleType
+
+# Nothing here is asserted to be fast. This bound only tells "ended early" from "waited for the
+# timeout of 60 s or for gloo's own".
+HANG_GUARD = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+
+    def shifted(self, by: int) -> Point:
+        return Point(self.x + by)
+
+
+class TwoPartError(Exception):
+    """Pickles, and cannot be unpickled: a real habit of real exception classes."""
+
+    def __init__(self, part: str, other: str) -> None:
+        super().__init__(f"{part} and {other}")
+
+
+def _sum_of_ranks(rank: int) -> float:
+    t = torch.tensor([float(rank)])
+    dist.all_reduce(t)
+    return t.item()
+
+
+def _pid(rank: int) -> int:
+    return os.getpid()
+
+
+def _busy(seconds: float = HANG_GUARD) -> None:
+    """Stays in Python code, but never for good: a test that fails to end it still ends."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def _failure_of(
+    fn: Callable[[int], object], world_size: int, *, timeout: float = 60.0
+) -> RankFailure:
+    """The failure of this call, after proof that the pool still works."""
+    began = time.monotonic()
+    with pytest.raises(RankFailure) as caught:
+        run_local(fn, world_size, timeout=timeout)
+    assert time.monotonic() - began < HANG_GUARD
+    assert run_local(lambda rank: dist.get_world_size(), world_size) == [world_size] * world_size
+    return caught.value
+
+
+# ---- results ----
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_results_come_in_rank_order(world_size: int) -> None:
+    assert run_local(lambda rank: rank * 10, world_size) == [10 * r for r in range(world_size)]
+
+
+def test_sum_reaches_every_rank() -> None:
+    assert run_local(_sum_of_ranks, world_size=3) == [3.0, 3.0, 3.0]
+
+
+def test_arguments_follow_the_rank() -> None:
+    def joined(rank: int, word: str, points: list[Point]) -> str:
+        return f"{rank}{word}{points[rank].x}"
+
+    assert run_local(joined, 2, "-", [Point(5), Point(6)]) == ["0-5", "1-6"]
+
+
+def test_lambdas_see_the_values_they_close_over() -> None:
+    offset = 7
+    assert run_local(lambda rank: rank + offset, 2) == [7, 8]
+
+
+def test_tensors_come_back_by_value() -> None:
+    big = torch.arange(100_000.0)  # larger than a pipe holds
+    results = run_local(lambda rank, t: t + rank, 2, big)
+    assert all(torch.equal(result, big + rank) for rank, result in enumerate(results))
+
+
+def test_classes_of_an_extension_module_are_accepted() -> None:
+    def largest(rank: int, op: dist.ReduceOp.RedOpType) -> float:
+        t = torch.tensor([float(rank)])
+        dist.all_reduce(t, op)
+        return t.item()
+
+    assert run_local(largest, 2, dist.ReduceOp.MAX) == [1.0, 1.0]
+
+
+def test_two_threads_may_call_at_once() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(run_local, _sum_of_ranks, size) for size in (2, 3)]
+    assert [call.result() for call in calls] == [[1.0, 1.0], [3.0, 3.0, 3.0]]
+
+
+# ---- what a rank finds around it ----
+
+
+def test_ranks_see_the_variables_torchrun_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SHARDWISE_PROBE")
+
+    def variables(rank: int) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    monkeypatch.setenv("RANK", "99")
+    monkeypatch.setenv("SHARDWISE_PROBE", "now")
+    assert run_local(variables, 2) == [["0", "2", "0", "2", "now"], ["1", "2", "1", "2", "now"]]
+    monkeypatch.delenv("SHARDWISE_PROBE")
+    assert run_local(variables, 1) == [["0", "1", "0", "1", None]]
+
+
+def test_ranks_share_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_local(lambda rank: os.getcwd(), 1) == [str(tmp_path)]
+
+
+def test_ranks_use_one_thread_and_gloo() -> None:
+    found = run_local(lambda rank: (torch.get_num_threads(), dist.get_backend()), 2)
+    assert found == [(1, "gloo"), (1, "gloo")]
+
+
+def test_ranks_talk_over_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    (interface,) = run_local(lambda rank: os.environ["GLOO_SOCKET_IFNAME"], 1)
+    assert interface in ("lo", "lo0")
+
+
+def test_each_call_has_a_process_group_of_its_own() -> None:
+    def leave(rank: int) -> None:
+        dist.destroy_process_group()
+
+    # One rank only: with more, one could leave while another is still connecting to it.
+    assert run_local(leave, 1) == [None]
+    assert run_local(lambda rank: dist.get_world_size(), 3) == [3, 3, 3]
+
+
+def test_the_rendezvous_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_local(lambda rank, folder: len(os.listdir(folder)), 2, tmp_path) == [1, 1]
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- code that ranks cannot import ----
+
+MODULE = """
+from dataclasses import dataclass
+
+START = 100
+
+@dataclass
+class Mark:
+    value: int
+
+    def raised(self):
+        return START + self.value
+
+def mark(rank):
+    return Mark(rank)
+
+def is_imported(rank):
+    import sys
+    return __name__ in sys.modules
+"""
+
+
+def _module(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module loaded as pytest's importlib mode does: named, but on no path."""
+    path.write_text(MODULE)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "tests.testing.elsewhere", "os.elsewhere"])
+def test_functions_of_unimportable_modules_travel_by_value(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _module(tmp_path / "elsewhere.py", name, monkeypatch)
+    assert run_local(module.is_imported, 2) == [False, False]
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_functions_of_importable_modules_travel_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = _module(tmp_path / "within_reach.py", "within_reach", monkeypatch)
+    assert run_local(module.is_imported, 2) == [True, True]
+
+
+def test_results_are_instances_of_the_callers_own_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _module(tmp_path / "elsewhere.py", "elsewhere", monkeypatch)
+    (mark,) = run_local(module.mark, 1)
+    assert type(mark) is module.Mark
+    # The class must not have been rebuilt on the way: its methods still see this module.
+    monkeypatch.setattr(module, "START", 500)
+    assert mark.raised() == 500
+    assert run_local(lambda rank: Point(rank).shifted(1), 2) == [Point(1), Point(2)]
+
+
+def test_a_class_made_inside_a_rank_comes_back_by_value() -> None:
+    def made(rank: int) -> object:
+        return type("Made", (), {"__module__": "__main__", "rank": rank})()
+
+    (result,) = run_local(made, 1)
+    assert getattr(result, "rank", None) == 0
+
+
+# ---- the pool ----
+
+
+def test_a_later_call_finds_the_same_processes() -> None:
+    first = run_local(_pid, 2)
+    assert run_local(_pid, 2) == first
+    assert os.getpid() not in first
+    larger = run_local(_pid, 4)
+    assert larger[:2] == first
+    assert len(set(larger)) == 4
+
+
+def test_a_rank_that_died_between_calls_is_replaced() -> None:
+    kept, killed = run_local(_pid, 2)
+    os.kill(killed, signal.SIGKILL)
+    end = time.monotonic() + HANG_GUARD
+    while killed in {process.pid for process in multiprocessing.active_children()}:
+        assert time.monotonic() < end
+    after = run_local(_pid, 2)
+    assert after[0] == kept
+    assert after[1] != killed
+
+
+def test_an_interrupt_ends_the_busy_ranks_and_reaches_the_caller() -> None:
+    def interrupt(rank: int, caller: int) -> None:
+        if rank == 0:
+            os.kill(caller, signal.SIGINT)
+        _busy()
+
+    before = run_local(_pid, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(interrupt, 2, os.getpid())
+    assert not set(run_local(_pid, 2)) & set(before)
+
+
+def test_an_interrupt_that_reaches_the_ranks_is_left_to_the_caller() -> None:
+    assert run_local(lambda rank: os.kill(os.getpid(), signal.SIGINT), 2) == [None, None]
+
+
+# ---- failures ----
+
+
+def test_a_rank_that_raises_is_told_with_those_that_wait_for_it() -> None:
+    def raise_in_one(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("no luck")
+        dist.barrier()
+
+    failure = _failure_of(raise_in_one, 2)
+    assert list(failure.failures) == [1, 0]
+    assert failure.failures[1].startswith("rank 1 raised ValueError: no luck\nTraceback")
+    assert "in raise_in_one" in failure.failures[1]
+    waiting = "rank 0 was still running (waiting for the failed rank?) and was ended\n"
+    assert failure.failures[0].startswith(waiting)
+    assert "in raise_in_one" in failure.failures[0]
+    assert all(story in str(failure) for story in failure.failures.values())
+    assert isinstance(failure.__cause__, ValueError)
+
+
+def test_every_failing_rank_shows_its_traceback() -> None:
+    def raise_in_two(rank: int) -> None:
+        if rank == 0:
+            raise KeyError("left")
+        if rank == 2:
+            raise LookupError("right")
+
+    failure = _failure_of(raise_in_two, 3)
+    assert sorted(failure.failures) == [0, 2]
+    assert "raise_in_two, world_size=3): 2 of 3 ranks failed" in str(failure)
+    assert "rank 0 raised KeyError: 'left'\nTraceback" in str(failure)
+    assert "rank 2 raised LookupError: right\nTraceback" in str(failure)
+    assert str(failure).endswith("rank 1 returned")
+
+
+def test_an_exception_that_cannot_be_rebuilt_is_still_told() -> None:
+    def raise_two_parts(rank: int) -> None:
+        raise TwoPartError("salt", "pepper")
+
+    failure = _failure_of(raise_two_parts, 1)
+    assert "rank 0 raised TwoPartError: salt and pepper" in str(failure)
+    assert failure.__cause__ is None
+
+
+def test_a_failure_can_be_pickled() -> None:
+    failure = RankFailure("it failed", failures={1: "rank 1 raised"})
+    copy = pickle.loads(pickle.dumps(failure))
+    assert (str(copy), copy.failures) == ("it failed", {1: "rank 1 raised"})
+
+
+@pytest.mark.parametrize(
+    ("end", "story"),
+    [
+        (lambda: os._exit(3), "rank 1 exited with code 3 without answering"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 1 was ended by SIGKILL without answering",
+        ),
+    ],
+)
+def test_a_rank_that_exits_is_told_before_those_that_fail_by_it(
+    end: Callable[[], None], story: str
+) -> None:
+    failure = _failure_of(lambda rank: end() if rank == 1 else dist.barrier(), 2)
+    assert failure.failures[1] == story
+    assert list(failure.failures) == [1, 0]
+
+
+def test_a_system_exit_counts_as_raised() -> None:
+    failure = _failure_of(lambda rank: sys.exit(4) if rank == 1 else None, 2)
+    assert failure.failures[1].startswith("rank 1 raised SystemExit: 4\nTraceback")
+    assert list(failure.failures) == [1]
+
+
+def test_a_crash_shows_where_it_happened() -> None:
+    def crash(rank: int) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    story = _failure_of(crash, 1).failures[0]
+    assert story.startswith("rank 0 was ended by SIGSEGV without answering\n")
+    assert " in crash" in story
+
+
+def test_a_hang_ends_with_the_stacks_of_the_hung_ranks() -> None:
+    def hang_in_two_ways(rank: int) -> None:
+        if rank == 0:
+            _busy()
+        if rank == 1:
+            dist.barrier()
+
+    failure = _failure_of(hang_in_two_ways, 3, timeout=2)
+    assert sorted(failure.failures) == [0, 1]
+    for rank, frame in ((0, " in _busy"), (1, " in barrier")):
+        story = failure.failures[rank]
+        assert story.startswith(f"rank {rank} was still running after 2 s and was ended\n")
+        assert frame in story
+        assert " in hang_in_two_ways" in story
+        assert "end_with_parent" not in story
+    assert str(failure).endswith("rank 2 returned")
+
+
+def test_a_result_that_cannot_be_pickled_names_rank_and_type() -> None:
+    failure = _failure_of(lambda rank: threading.Lock() if rank == 1 else None, 2)
+    assert "rank 1 returned a lock that cannot be pickled: TypeError: cannot" in str(failure)
+
+
+def test_a_process_group_that_cannot_begin_is_the_ranks_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    with pytest.raises(RankFailure, match="rank 1 raised RuntimeError") as caught:
+        run_local(_pid, 2)
+    assert "init_process_group" in str(caught.value)
+
+
+def test_arguments_that_cannot_be_pickled_are_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="expected values that can be pickled, got TypeErr"):
+        run_local(lambda rank, lock: None, 2, threading.Lock())
+
+
+@pytest.mark.parametrize("world_size", [2.0, True, "2", None])
+def test_a_world_size_of_the_wrong_type_is_refused(world_size: int) -> None:
+    with pytest.raises(ArgumentTypeError, match="world_size of run_local: expected a whole number"):
+        run_local(_pid, world_size)
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_world_without_ranks_is_refused(world_size: int) -> None:
+    with pytest.raises(ArgumentValueError, match=f"expected at least 1 rank, got {world_size}"):
+        run_local(_pid, world_size)
+
+
+def test_a_call_inside_a_rank_is_refused() -> None:
+    failure = _failure_of(lambda rank: run_local(_pid, 1), 1)
+    assert "run_local was called inside a rank of run_local. Call it outside" in str(failure)
+
+
+# ---- the caller's end ----
+
+
+def _output_of(script: str, tmp_path: Path) -> tuple[int, list[int]]:
+    """Exit status and printed numbers, once all processes that hold the script's stdout ended."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    # A caller that is killed leaves its rendezvous behind; here, in a folder pytest removes.
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, text=True, env=environ
+    )
+    with process:
+        try:
+            output, _ = process.communicate(timeout=HANG_GUARD)
+        finally:
+            process.kill()
+    return process.returncode, [int(word) for word in output.split()]
+
+
+UNGUARDED = """
+import os
+from shardwise.testing.local_run import run_local
+
+print(*run_local(lambda rank: os.getpid(), 2), flush=True)
+
+child = os.fork()
+if child == 0:
+    print(*run_local(lambda rank: rank + 10, 1), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_script_needs_no_guard_may_fork_and_takes_its_ranks_along(tmp_path: Path) -> None:
+    status, (first, second, from_fork) = _output_of(UNGUARDED, tmp_path)
+    assert (status, from_fork) == (0, 10)
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+KILLED = """
+import os, signal, time
+from shardwise.testing.local_run import run_local
+
+def kill_the_caller(rank, caller):
+    print(rank)
+    os.kill(caller, signal.SIGKILL)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        pass
+
+run_local(kill_the_caller, 1, os.getpid())
+"""
+
+
+def test_busy_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    # A rank that outlives the caller keeps stdout open, and reading it runs into the guard.
+    assert _output_of(KILLED, tmp_path) == (-signal.SIGKILL, [0])
