@@ -24,7 +24,7 @@ demo: $(READY) ## draw layouts of a tensor and check a tiling
 test: lint ## everything CI checks: lint, types, layers, tests
 	$(BIN)/python -m pytest
 
-test-long: lint ## all tests with thousands of random cases a property, and the sweeps
+test-long: lint ## all tests, with a thousand random cases a property
 	$(BIN)/python -m pytest -m "long or not long" --hypothesis-profile=long
 
 lint: $(READY) ## ruff, mypy (strict), import-linter

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -110,3 +112,16 @@ def test_a_hundred_thousand_boxes_in_any_order(shape: tuple[int, ...]) -> None:
 def test_boxes_and_shape_must_have_as_many_dims() -> None:
     with pytest.raises(TilingError, match=r"expected 2 dims as in \(4, 4\), got 1"):
         check_tiling(Boxes.of([Box((0,), (4,))], 1), (4, 4))
+
+
+@pytest.mark.long
+def test_all_sets_of_up_to_four_boxes_in_a_small_shape() -> None:
+    shape = (2, 3)
+    ends = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in shape]
+    every = [Box((a, c), (b, d)) for a, b in ends[0] for c, d in ends[1]]
+    for count in range(5):
+        for listed in itertools.combinations_with_replacement(every, count):
+            cover = np.zeros(shape, int)
+            for box in listed:
+                cover[box.slices()] += 1
+            assert check_tiling(listed, shape).ok == bool((cover == 1).all())
