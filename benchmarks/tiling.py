@@ -7,7 +7,6 @@ Every system gets its input ready in its own form. "ours" gets arrays (`Boxes`);
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import warnings
 from functools import partial
@@ -24,8 +23,8 @@ from shardwise.geometry import Layout, check_tiling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SEED_ENTRY = "ours, seed's entry point"
-OURS = ("ours", "ours, from a list of Box", SEED_ENTRY)
+ENTRY_POINT = "ours, _shard's entry point"
+OURS = ("ours", "ours, from a list of Box", ENTRY_POINT)
 SQUARE = (1 << 20, 1 << 20)
 CUBE = (1 << 14, 1 << 14, 1 << 14)
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -69,8 +68,8 @@ def ours(tiling: Tiling, *, is_list: bool, ok: bool = True) -> System:
     return run
 
 
-def seed_entry(package: str, tiling: Tiling) -> System:
-    """The seed's two checks, in torch or in what keeps its names: the paths differ by prefix."""
+def entry_point(package: str, tiling: Tiling) -> System:
+    """The two checks of torch.distributed._shard, there or here: the paths differ by prefix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the package is deprecated is why we are here
         internals = importlib.import_module(f"{package}.sharding_spec._internals")
@@ -86,24 +85,15 @@ def seed_entry(package: str, tiling: Tiling) -> System:
     return run
 
 
-def has_seed_entry() -> bool:
-    """Whether this version of shardwise has the seed's entry point already."""
-    try:
-        return importlib.util.find_spec("shardwise.sharding_spec._internals") is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def valid_case(name: str, num_boxes: int) -> Case:
     tiling = TILINGS[name](num_boxes)
     systems: dict[str, System | None] = {
         OURS[0]: ours(tiling, is_list=False),
         OURS[1]: ours(tiling, is_list=True),
+        ENTRY_POINT: entry_point("shardwise", tiling),
     }
-    if has_seed_entry():
-        systems[SEED_ENTRY] = seed_entry("shardwise", tiling)
     fits = num_boxes <= TORCH_LIMITS.get(name, TORCH_LIMIT)
-    systems["torch"] = seed_entry("torch.distributed._shard", tiling) if fits else None
+    systems["torch"] = entry_point("torch.distributed._shard", tiling) if fits else None
     counts = {}
     if name == "square grid" and num_boxes <= TORCH_LIMIT:
         counts["peak bytes"] = {k: peak_bytes(run) for k, run in systems.items() if run}

@@ -1,6 +1,7 @@
-"""Tensors cut into boxes and spread over ranks: any cut, any owner, any layout to any other.
+"""Tensors cut into boxes and spread over ranks: any cut, any owner.
 
 Names are imported when they are first used, so `import shardwise` loads neither torch nor rich.
+In docstrings, *the seed* is `torch.distributed._shard`, whose names keep their sub-paths here.
 """
 
 from __future__ import annotations

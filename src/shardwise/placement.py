@@ -6,13 +6,17 @@ Everywhere a placement is taken, such a string or a `torch.distributed._remote_d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from shardwise._torch_compat import remote_device, rpc_worker_ranks
+from shardwise.arguments import items, whole_number
 from shardwise.errors import ArgumentTypeError, NotInitializedError, PlacementError
 from shardwise.frozen_list import FrozenList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "Placement",
@@ -53,11 +57,8 @@ def parse_placement(value: PlacementLike) -> Placement:
 
 def parse_placements(values: Iterable[PlacementLike], what: str) -> FrozenList[Placement]:
     """All placements of a spec; the caller's list is left as it is."""
-    if isinstance(values, (str, remote_device)) or not isinstance(values, Iterable):
-        raise ArgumentTypeError(
-            f"{what}.placements", expected="a list of placements", got=repr(values)
-        )
-    placements = FrozenList(map(parse_placement, values))
+    listed = items(values, f"{what}.placements", of="placements")
+    placements = FrozenList(map(parse_placement, listed))
     if not placements:
         raise PlacementError(
             f"{what}.placements", expected="at least one", got="none", fix="E.g. ['rank:0/cpu']."
@@ -95,12 +96,18 @@ def rank_of(placement: Placement | None) -> int:
     return workers[worker]
 
 
-def placement_at(rank: int, device: str | torch.device) -> Placement:
+def placement_at(rank: object, device: str | torch.device) -> Placement:
     """Placement of `rank` on `device`; a bare 'cuda' becomes that rank's own GPU where known.
 
     Ranks are taken to be spread over hosts with as many GPUs as this one, as torchrun does.
     """
-    kind = torch.device(device)
+    number = whole_number(rank, "rank")
+    try:
+        kind = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise PlacementError(
+            "device", expected="a device such as 'cpu' or 'cuda:0'", got=repr(device)
+        ) from error
     if kind == torch.device("cuda") and (num_gpus := torch.cuda.device_count()):
-        kind = torch.device("cuda", rank % num_gpus)
-    return remote_device(f"rank:{rank}/{kind}")
+        kind = torch.device("cuda", number % num_gpus)
+    return remote_device(f"rank:{number}/{kind}")

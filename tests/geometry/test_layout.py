@@ -215,7 +215,7 @@ def test_a_hundred_thousand_shards_are_fine() -> None:
         (lambda: Layout((4, 6), HALVES, [0, 1], terms=[0, 1]), LayoutError, "Pass pending='sum'"),
         (lambda: Layout((4, 6), HALVES, [0, 1], pending="xor"), LayoutError, "one of .*'sum'"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: Layout((4, 6), HALVES, [0, 1]).is_whole(2), LayoutError, "one of the 2 dims"),
-        (lambda: Layout((4, -6), HALVES, [0, 1]), ShardwiseError, "sizes >= 0"),
+        (lambda: Layout((4, -6), HALVES, [0, 1]), ShardwiseError, "numbers >= 0"),
         (lambda: Layout((2**40, 2**40), [], []), ShardwiseError, r"fewer than 2\*\*63 elements"),
     ],
 )
@@ -232,6 +232,16 @@ def test_a_layout_cannot_change() -> None:
         layout.shape = (1,)
     with pytest.raises(ValueError, match="read-only"):
         layout.owners[0] = 1
+
+
+def test_a_box_of_other_dims_is_no_box_of_the_layout() -> None:
+    layout = Layout((4, 6), HALVES, [0, 1])
+    with pytest.raises(LayoutError, match=r"a Box of 2 dims, got \[0:4\]"):
+        layout.replicas_of(Box((0,), (4,)))
+    with pytest.raises(TypeError, match="rank: expected a whole number, got str: '0'"):
+        layout.boxes_of("0")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match="itemsize: expected a whole number >= 1, got 0"):
+        layout.bytes_per_rank(0)
 
 
 def test_layouts_do_not_equal_other_things() -> None:

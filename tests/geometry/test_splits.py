@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.errors import GeometryError
+from shardwise.errors import ShardwiseError
 from shardwise.geometry import (
     block_cuts,
     even_cuts,
@@ -49,6 +49,10 @@ def test_weighted_sizes_are_the_exact_shares_rounded(size: int, weights: list[fl
         assert abs(length - size * weight / sum(weights)) < 1 + 1e-6
 
 
+def test_weighted_sizes_of_vast_dims_lose_no_element() -> None:
+    assert sum(weighted_sizes(2**60 + 1, [1, 1, 1])) == 2**60 + 1
+
+
 def test_equal_weights_differ_by_at_most_one_and_the_first_are_longer() -> None:
     assert weighted_sizes(11, [1, 1, 1]) == (4, 4, 3)
 
@@ -86,16 +90,17 @@ def test_product_boxes_of_no_dims_is_the_0d_box() -> None:
     ("call", "message"),
     [
         (lambda: even_cuts(4, 0), "number of parts: expected at least 1, got 0"),
-        (lambda: sized_cuts(8, [4, 3]), "add up to the dim's size 8, got .4, 3., together 7"),
-        (lambda: sized_cuts(8, [9, -1]), "sizes >= 0"),
+        (lambda: sized_cuts(8, [4, 3]), "add up to 8, got .4, 3., together 7"),
+        (lambda: sized_cuts(8, [9, -1]), "sizes: expected numbers >= 0"),
         (lambda: sized_cuts(8, [4.5, 3.5]), "whole numbers"),  # type: ignore[list-item]  # wrong on purpose
         (lambda: weighted_sizes(4, [0, 0]), "at least one above 0"),
         (lambda: weighted_sizes(4, [1, -1]), "numbers >= 0"),
         (lambda: weighted_sizes(4, [math.nan]), "numbers >= 0"),
+        (lambda: weighted_sizes(-5, [1, 1]), "size: expected a whole number >= 0, got -5"),
         (lambda: block_cuts(4, 0), "block: expected a length of at least 1"),
         (lambda: flat_range_boxes((2, 2), 3, 5), "0 <= start <= stop <= 4"),
     ],
 )
 def test_impossible_splits_are_refused(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(GeometryError, match=message):
+    with pytest.raises(ShardwiseError, match=message):
         call()

@@ -75,7 +75,8 @@ def test_the_limit_bounds_the_report_and_says_so() -> None:
     assert not report.is_complete
     assert not report.ok
     assert report.describe().endswith("and more")
-    assert not check_tiling(row, (100,), limit=0).ok
+    with pytest.raises(ValueError, match="limit: expected a whole number >= 1"):
+        check_tiling(row, (100,), limit=0)
 
 
 def test_identical_boxes_are_replicas_or_an_overlap() -> None:

@@ -80,6 +80,14 @@ def test_chunk_params_follow_chosen_sizes_and_refuse_other_ranks() -> None:
         get_chunk_sharding_params(8, 2, spec, 1)
 
 
+def test_shards_of_more_elements_than_64_bits_count_are_refused() -> None:
+    vast = ShardMetadata([0, 0], [2**32, 2**32])
+    with pytest.raises(ValueError, match=r"fewer than 2\*\*63 elements"):
+        validate_non_overlapping_shards_metadata([vast, vast])
+    with pytest.raises(ValueError, match=f"Total volume of shards: {2**64} does not match"):
+        check_tensor([vast], (2**32, 2**33))
+
+
 def test_a_thin_grid_of_many_shards_with_a_gap_takes_no_quadratic_time() -> None:
     # The seed needs 12 s for 10,000 of these; a quadratic check of 40,000 would hit the timeout.
     shards = [ShardMetadata([3 * i, 2 * j], [3, 2]) for j in range(20_000) for i in range(2)][1:]

@@ -159,9 +159,10 @@ def test_wrong_meshes_are_refused() -> None:
         MeshShardingSpec([0, 0], [Shard(0)])
     with pytest.raises(SpecError, match="Invalid sharding dim"):
         MeshShardingSpec([0, 1], [Shard(2)]).layout((4, 4))
-    with pytest.raises(ArgumentTypeError, match="a DeviceMesh or an array of ranks"):
-        MeshShardingSpec("cpu", [Shard(0)])
-    with pytest.raises(ArgumentTypeError, match="one of DTensor's placements per mesh axis"):
+    for wrong in ("cpu", [[0, 1], [2]], [0.5], [], [-1]):
+        with pytest.raises(ArgumentTypeError, match="a DeviceMesh or an array of ranks"):
+            MeshShardingSpec(wrong, [Shard(0)])
+    with pytest.raises(ArgumentTypeError, match="a list of DTensor's placements"):
         MeshShardingSpec([0, 1], "S(0)")
     with pytest.raises(SpecError, match="reduce_op: expected one of"):
         MeshShardingSpec([0, 1], [Partial("band")])

@@ -63,9 +63,9 @@ def _one(size: int) -> Any:
         (
             lambda: Chunk(0, _ranks(0, 1), sizes=[4, 3]).layout((8,)),
             ValueError,
-            "add up to the dim's size 8",
+            "add up to 8",
         ),
-        (lambda: Chunk(0, _ranks(0, 1), sizes=[9, -1]), ValueError, "sizes >= 0"),
+        (lambda: Chunk(0, _ranks(0, 1), sizes=[9, -1]), ValueError, "sizes: expected numbers >= 0"),
         (lambda: Enumerable([]), ValueError, "Empty shard list provided"),
         (lambda: Enumerable(["rank:0"]), TypeError, r"shards\[0\]: expected a ShardMetadata"),
         (
@@ -92,7 +92,7 @@ def _one(size: int) -> Any:
         ),
         (lambda: Grid([2], _ranks(0, 1)).layout((4, 4)), ValueError, "2 items, one per dim"),
         (lambda: Grid([0, 1], []), ValueError, "a whole number >= 1"),
-        (lambda: Grid(2, _ranks(0, 1)), TypeError, "one item per dim"),
+        (lambda: Grid(2, _ranks(0, 1)), TypeError, "a list of counts or sizes, one per dim"),
         (lambda: Grid([1], [[]]), ValueError, "at least one"),
         (lambda: Grid([1], [_ranks(0, 0)]).layout((4,)), ValueError, r"rank 0 holds box .* twice"),
         (lambda: Replicated(_ranks(1, 1)).layout((4,)), ValueError, r"rank 1 holds box .* twice"),
@@ -106,8 +106,8 @@ def _one(size: int) -> Any:
         (lambda: Fused(0, [], _ranks(0)), ValueError, "at least one length"),
         (lambda: Fused(0, 8, _ranks(0)), TypeError, "a list of lengths"),
         (lambda: BlockCyclic(0, 0, _ranks(0)), ValueError, "block: expected a whole number >= 1"),
-        (lambda: BlockCyclic(0, True, _ranks(0)), ValueError, "a whole number >= 1"),
-        (lambda: Flat(_ranks(0, 1), sizes=[3, 2]).layout((2, 3)), ValueError, r"add up to .* 6"),
+        (lambda: BlockCyclic(0, True, _ranks(0)), TypeError, "block: expected a whole number"),
+        (lambda: Flat(_ranks(0, 1), sizes=[3, 2]).layout((2, 3)), ValueError, "add up to 6"),
     ],
 )
 def test_wrong_specs_say_what_was_expected(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.errors import GeometryError
+from shardwise.arguments import whole_numbers
+from shardwise.errors import ArgumentTypeError, GeometryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,14 +24,7 @@ Ints = NDArray[np.int64]
 
 def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Tuple of plain ints; raises if an entry is not a whole number >= 0."""
-    try:
-        sizes = tuple(map(operator.index, shape))
-    except TypeError:
-        raise GeometryError(
-            "shape", expected="a sequence of whole numbers", got=repr(shape), fix="E.g. (8, 6)."
-        ) from None
-    if any(size < 0 for size in sizes):
-        raise GeometryError("shape", expected="sizes >= 0", got=sizes)
+    sizes = whole_numbers(shape, "shape")
     if math.prod(sizes) >= 2**63:
         raise GeometryError("shape", expected="fewer than 2**63 elements", got=sizes)
     return sizes
@@ -48,31 +42,31 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        start, stop = (tuple(map(operator.index, ends)) for ends in (self.start, self.stop))
+        start, stop = whole_numbers(self.start, "Box.start"), whole_numbers(self.stop, "Box.stop")
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
         if len(start) != len(stop):
             raise GeometryError(
                 "Box", expected="start and stop of one length", got=f"{start} and {stop}"
             )
-        if any(not 0 <= a <= b for a, b in zip(start, stop, strict=True)):
-            raise GeometryError("Box", expected="0 <= start <= stop in every dim", got=str(self))
+        if any(map(operator.gt, start, stop)):
+            raise GeometryError("Box", expected="start <= stop in every dim", got=str(self))
 
     @classmethod
     def at(cls, offset: Sequence[int], shape: Sequence[int]) -> Box:
         """Box of `shape` whose low corner is at `offset`."""
-        if len(offset) != len(shape):
+        start, sizes = whole_numbers(offset, "offset"), whole_numbers(shape, "shape")
+        if len(start) != len(sizes):
             raise GeometryError(
-                "Box.at",
-                expected="offset and shape of one length",
-                got=f"{tuple(offset)} and {tuple(shape)}",
+                "Box.at", expected="offset and shape of one length", got=f"{start} and {sizes}"
             )
-        return cls(tuple(offset), tuple(map(operator.add, offset, shape)))
+        return cls(start, tuple(map(operator.add, start, sizes)))
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
         """Box that is the whole of a tensor of `shape`."""
-        return cls((0,) * len(shape), tuple(shape))
+        sizes = whole_numbers(shape, "shape")
+        return cls((0,) * len(sizes), sizes)
 
     @property
     def ndim(self) -> int:
@@ -93,6 +87,8 @@ class Box:
 
     def __and__(self, other: Box) -> Box | None:
         """Overlap of two boxes, or None if it is empty (empty boxes never move data)."""
+        if not isinstance(other, Box):
+            return NotImplemented
         self._check_same_ndim(other)
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
@@ -106,13 +102,16 @@ class Box:
 
     def __contains__(self, point: Sequence[int]) -> bool:
         """Whether the element at `point` is in this box."""
-        return len(point) == self.ndim and all(
-            a <= x < b for a, x, b in zip(self.start, point, self.stop, strict=True)
+        at = whole_numbers(point, "point")
+        return len(at) == self.ndim and all(
+            a <= x < b for a, x, b in zip(self.start, at, self.stop, strict=True)
         )
 
     def shift(self, offset: Sequence[int]) -> Box:
-        """This box moved by `offset`."""
-        return Box.at(tuple(a + by for a, by in zip(self.start, offset, strict=True)), self.shape)
+        """This box moved by `offset`, which may be negative."""
+        if len(offset) != self.ndim:
+            raise GeometryError("offset", expected=f"{self.ndim} numbers", got=tuple(offset))
+        return Box.at(tuple(map(operator.add, self.start, offset)), self.shape)
 
     def relative_to(self, origin: Box) -> Box:
         """This box in the coordinates of `origin`, which must contain it."""
@@ -138,7 +137,10 @@ class Box:
 
 def frozen_ints(values: object) -> Ints:
     """Read-only int64 array of `values`; shares memory only with what is read-only already."""
-    array = np.asarray(values, dtype=np.int64)
+    given = np.asarray(values)
+    if given.dtype.kind not in "iu" and given.size:
+        raise ArgumentTypeError("array", expected="whole numbers", got=given.dtype)
+    array = given.astype(np.int64, copy=False)
     if array.flags.writeable:
         array = array.copy()
         array.setflags(write=False)
@@ -184,6 +186,10 @@ class Boxes:
         """The same boxes as arrays; `ndim` gives the width when there are none."""
         listed = list(boxes)
         for row, box in enumerate(listed):
+            if not isinstance(box, Box):
+                raise ArgumentTypeError(
+                    f"box {row}", expected="a Box", got=repr(box), fix="E.g. Box((0, 0), (4, 6))."
+                )
             if len(box.start) != ndim:
                 raise GeometryError(f"box {row}", expected=f"{ndim} dims", got=f"{box.ndim}: {box}")
         return cls(
@@ -201,8 +207,14 @@ class Boxes:
         return self.stops - self.starts
 
     @property
+    def is_full(self) -> NDArray[np.bool_]:
+        """Which boxes have elements, (n,)."""
+        full: NDArray[np.bool_] = np.logical_and.reduce(self.starts < self.stops, axis=1)
+        return full
+
+    @property
     def volumes(self) -> Ints:
-        """Elements per box, (n,)."""
+        """Elements per box, (n,); right where a box has fewer than 2**63."""
         volumes: Ints = np.prod(self.shapes, axis=1, dtype=np.int64)
         return volumes
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from shardwise.arguments import whole_number
 from shardwise.errors import LayoutError
 from shardwise.geometry.box import Box, Boxes, Ints, as_shape, frozen_ints
 from shardwise.geometry.tiling import check_tiling
@@ -137,7 +138,7 @@ class Layout:
         check_tiling(self.boxes, self.shape, replicas=True).raise_if_bad(
             "layout", label=lambda row: f"{self.boxes[row]} on rank {self.owners[row]}"
         )
-        twice = (table[1:] == table[:-1]).all(axis=1) & (self.boxes.volumes[1:] > 0)
+        twice = (table[1:] == table[:-1]).all(axis=1) & (self.boxes.is_full[1:])
         if twice.any():
             row = int(twice.argmax()) + 1
             raise LayoutError(
@@ -148,7 +149,7 @@ class Layout:
     def _has_addends(self, table: Ints) -> bool:
         """Whether some box has more than one term."""
         ndim = len(self.shape)
-        full = table[self.boxes.volumes > 0]
+        full = table[self.boxes.is_full]
         same_box = (full[1:, : 2 * ndim] == full[:-1, : 2 * ndim]).all(axis=1)
         return bool((same_box & (full[1:, -1] != full[:-1, -1])).any())
 
@@ -161,6 +162,7 @@ class Layout:
 
     def rows_of(self, rank: int) -> Ints:
         """Rows of this layout's arrays that are on `rank`, ascending."""
+        rank = whole_number(rank, "rank")
         by_rank, sorted_ranks = self._by_rank
         first, last = np.searchsorted(sorted_ranks, [rank, rank + 1])
         return by_rank[first:last]
@@ -181,6 +183,8 @@ class Layout:
 
     def replicas_of(self, box: Box, *, term: int | None = None) -> tuple[int, ...]:
         """Ranks that hold exactly `box`, ascending; of one addend only if `term` is given."""
+        if getattr(box, "ndim", None) != self.ndim:
+            raise LayoutError("box", expected=f"a Box of {self.ndim} dims", got=str(box))
         same = (self.boxes.starts == box.start).all(1) & (self.boxes.stops == box.stop).all(1)
         if term is not None:
             same &= self._terms_or_zero == term
@@ -192,6 +196,7 @@ class Layout:
 
     def bytes_per_rank(self, itemsize: int) -> dict[int, int]:
         """Bytes of local shards per rank of `ranks`."""
+        itemsize = whole_number(itemsize, "itemsize", least=1)
         held = np.zeros(len(self.ranks), np.int64)
         np.add.at(held, np.searchsorted(self.ranks, self.owners), self.boxes.volumes)
         return {r: n * itemsize for r, n in zip(self.ranks, held.tolist(), strict=True)}
@@ -229,7 +234,7 @@ class Layout:
             raise LayoutError(
                 "dim", expected=f"one of the {self.ndim} dims of {self.shape}", got=dim
             )
-        full = self.boxes.volumes > 0
+        full = self.boxes.is_full
         return bool((self.boxes.shapes[full, dim] == self.shape[dim]).all())
 
     @cached_property
@@ -241,7 +246,7 @@ class Layout:
     @cached_property
     def grid(self) -> Grid | None:
         """The factored form if the boxes are a grid, else None (also for empty tensors)."""
-        full = np.flatnonzero(self.boxes.volumes)
+        full = np.flatnonzero(self.boxes.is_full)
         if not len(full):
             return None
         starts, stops = self.boxes.starts[full], self.boxes.stops[full]
@@ -315,8 +320,10 @@ class Layout:
     def __repr__(self) -> str:
         """One line: shape, form, ranks, what is pending."""
         form = f"{len(self)} irregular boxes"
-        if self.is_replicated:
-            form = "replicated"
+        if 0 in self.shape:
+            form = "no elements"
+        elif self.is_replicated:
+            form = "replicated" if len(self.ranks) > 1 else "whole"
         elif self.grid is not None:
             form = "grid " + ("x".join(map(str, self.grid.shape)) or "of one cell")
             if (copies := self.grid.owners.shape[-1]) > 1:
@@ -355,7 +362,7 @@ def _column(values: Sequence[int] | Ints, length: int, what: str) -> Ints:
     column = np.asarray(values)
     if column.shape != (length,) or (length and column.dtype.kind not in "iu"):
         raise LayoutError(
-            what, expected=f"{length} whole numbers, one per box", got=f"{len(values)}: {values}"
+            what, expected=f"{length} whole numbers, one per box", got=f"{values!r:.80}"
         )
     if (column < 0).any():
         raise LayoutError(what, expected="numbers >= 0", got=int(column.min()))

@@ -100,7 +100,7 @@ def _pairs(a: Boxes, b: Boxes) -> Iterator[tuple[Ints, Ints]]:
 
 def _ranked(a: Boxes, b: Boxes) -> list[_Side]:
     """Both sets without their empty boxes, coordinates replaced by ranks."""
-    rows = [np.flatnonzero(boxes.volumes) for boxes in (a, b)]
+    rows = [np.flatnonzero(boxes.is_full) for boxes in (a, b)]
     ends = [boxes.starts for boxes in (a, b)] + [boxes.stops for boxes in (a, b)]
     sizes = np.cumsum([len(array) for array in ends])[:-1]
     stacked = np.concatenate(ends)

@@ -6,10 +6,13 @@ the dim's size. Piece `i` is `[cuts[i], cuts[i + 1])`; equal neighbours are an e
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.arguments import whole_number, whole_numbers
 from shardwise.errors import GeometryError
 from shardwise.geometry.box import Box, Ints, as_shape
 
@@ -56,11 +59,11 @@ def sized_cuts(size: int, sizes: Sequence[int]) -> Ints:
     >>> sized_cuts(9, [2, 0, 7]).tolist()
     [0, 2, 2, 9]
     """
-    lengths = as_shape(sizes)
+    lengths = whole_numbers(sizes, "sizes")
     if sum(lengths) != size:
         raise GeometryError(
             "sizes",
-            expected=f"lengths that add up to the dim's size {size}",
+            expected=f"lengths that add up to {size}",
             got=f"{_short(lengths)}, together {sum(lengths)}",
             fix="Change a length, or leave sizes out for an even cut.",
         )
@@ -78,16 +81,17 @@ def weighted_sizes(size: int, weights: Sequence[float]) -> tuple[int, ...]:
     >>> weighted_sizes(10, [1, 1, 2])
     (3, 2, 5)
     """
-    shares = np.asarray(weights, dtype=np.float64)
-    if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
-        raise GeometryError(
-            "weights", expected="numbers >= 0, at least one above 0", got=list(weights)
-        )
-    exact = size * (shares / shares.sum())
-    lengths = np.floor(exact).astype(np.int64)
-    by_remainder = np.argsort(lengths - exact, kind="stable")
-    lengths[by_remainder[: size - int(lengths.sum())]] += 1
-    return tuple(lengths.tolist())
+    whole_number(size, "size")
+    listed = [float(weight) for weight in weights]
+    if not all(math.isfinite(w) and w >= 0 for w in listed) or not any(listed):
+        raise GeometryError("weights", expected="numbers >= 0, at least one above 0", got=listed)
+    shares = [Fraction(weight) for weight in listed]  # exact: floats would lose whole elements
+    exact = [size * share / sum(shares) for share in shares]
+    lengths = [math.floor(length) for length in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda k: lengths[k] - exact[k])
+    for k in by_remainder[: size - sum(lengths)]:
+        lengths[k] += 1
+    return tuple(lengths)
 
 
 def block_cuts(size: int, block: int) -> Ints:

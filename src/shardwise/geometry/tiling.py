@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.arguments import whole_number
 from shardwise.errors import TilingError
 from shardwise.geometry.box import Box, Boxes, Ints, as_shape
 
@@ -67,11 +68,13 @@ class TilingReport:
             )
 
 
-def is_tiling(boxes: Boxes, shape: Sequence[int]) -> bool:
+def is_tiling(boxes: Boxes | Sequence[Box], shape: Sequence[int]) -> bool:
     """Whether `boxes` cover every element of `shape` exactly once; faster than a report."""
-    if (boxes.stops > np.array(shape, dtype=np.int64)).any():
+    sizes = as_shape(shape)
+    listed = _listed(boxes, sizes)
+    if (listed.stops > np.array(sizes, dtype=np.int64)).any():
         return False
-    return _cancels(boxes[np.flatnonzero(boxes.volumes)], tuple(shape))
+    return _cancels(listed[np.flatnonzero(listed.is_full)], sizes)
 
 
 def check_tiling(
@@ -91,13 +94,12 @@ def check_tiling(
     'box 0 [0:4] and box 1 [3:6] overlap in [3:4]; nothing covers [6:8]'
     """
     sizes = as_shape(shape)
-    listed = boxes if isinstance(boxes, Boxes) else Boxes.of(boxes, len(sizes))
-    if listed.ndim != len(sizes):
-        raise TilingError("boxes", expected=f"{len(sizes)} dims as in {sizes}", got=listed.ndim)
+    limit = whole_number(limit, "limit", least=1)
+    listed = _listed(boxes, sizes)
     whole = np.array(sizes, dtype=np.int64)
     outside = np.flatnonzero((listed.stops > whole).any(axis=1))
     inside = Boxes(np.minimum(listed.starts, whole), np.minimum(listed.stops, whole))
-    rows = np.flatnonzero(inside.volumes)
+    rows = np.flatnonzero(inside.is_full)
     overlaps: list[tuple[int, int]] = []
     gaps: list[Box] = []
     complete = True
@@ -110,6 +112,13 @@ def check_tiling(
     return TilingReport(
         sizes, listed, tuple(outside.tolist()), tuple(overlaps), tuple(gaps), complete
     )
+
+
+def _listed(boxes: Boxes | Sequence[Box], shape: tuple[int, ...]) -> Boxes:
+    listed = boxes if isinstance(boxes, Boxes) else Boxes.of(boxes, len(shape))
+    if listed.ndim != len(shape):
+        raise TilingError("boxes", expected=f"{len(shape)} dims as in {shape}", got=listed.ndim)
+    return listed
 
 
 def _cancels(boxes: Boxes, shape: tuple[int, ...]) -> bool:

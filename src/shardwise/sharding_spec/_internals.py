@@ -62,12 +62,13 @@ def check_tensor(shards_metadata: Sequence[ShardMetadata], tensor_dims: Sequence
             f"Shard offset {shard.shard_offsets[dim]} and length {shard.shard_sizes[dim]} "
             f"exceeds tensor dim: {dims[dim]} for shard {shard}"
         )
-    volume = int(boxes.volumes.sum())
+    volume = sum(map(math.prod, boxes.shapes.tolist()))  # Python's numbers: any size
     if volume != math.prod(dims):
         raise TilingError(
             f"Total volume of shards: {volume} does not match tensor volume: {math.prod(dims)}, "
             f"in other words all the individual shards do not cover the entire tensor "
-            f"(each element once): {check_tiling(boxes, dims).describe()}"
+            f"(each element once)"
+            + (f": {check_tiling(boxes, dims).describe()}" if math.prod(dims) < 2**63 else "")
         )
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.arguments import whole_numbers
 from shardwise.errors import SpecError
-from shardwise.geometry.box import Boxes, Ints, as_shape
+from shardwise.geometry.box import Boxes, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ def check_sizes(sizes: Sequence[int] | None, parts: int, spec: str) -> tuple[int
     """`sizes` as a tuple of `parts` lengths >= 0, or None."""
     if sizes is None:
         return None
-    lengths = as_shape(sizes)
+    lengths = whole_numbers(sizes, f"{spec}: sizes")
     if len(lengths) != parts:
         raise SpecError(
             f"{spec}: sizes",

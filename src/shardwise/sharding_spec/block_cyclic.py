@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.arguments import whole_number
 from shardwise.geometry.splits import block_cuts
 from shardwise.placement import Placement, PlacementLike, parse_placements
 from shardwise.sharding_spec.along import boxes_along
-from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, check_count, check_dim, dim_of
+from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, check_dim, dim_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ class BlockCyclicShardingSpec(BuiltinSpec):
     def __init__(self, dim: int, block: int, placements: Iterable[PlacementLike]) -> None:
         name = type(self).__name__
         object.__setattr__(self, "dim", check_dim(dim, name))
-        object.__setattr__(self, "block", check_count(block, f"{name}.block"))
+        object.__setattr__(self, "block", whole_number(block, f"{name}.block", least=1))
         object.__setattr__(self, "placements", parse_placements(placements, name))
 
     def pieces(self, shape: Sequence[int]) -> Pieces:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.arguments import items
 from shardwise.errors import ArgumentTypeError, SpecError
 from shardwise.frozen_list import FrozenList
 from shardwise.metadata import ShardMetadata, shard_boxes
@@ -35,7 +36,8 @@ class EnumerableShardingSpec(BuiltinSpec):
     replicas: bool = False
 
     def __init__(self, shards: Iterable[ShardMetadata], replicas: bool = False) -> None:
-        listed = [_copy(shard, row) for row, shard in enumerate(shards)]
+        given = items(shards, "EnumerableShardingSpec.shards", of="ShardMetadata")
+        listed = [_copy(shard, row) for row, shard in enumerate(given)]
         if not listed:
             raise SpecError(
                 f"Empty shard list provided: {shards}", expected="at least one ShardMetadata"

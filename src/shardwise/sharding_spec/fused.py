@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwise.errors import ArgumentTypeError, SpecError
-from shardwise.geometry.box import as_shape
+from shardwise.arguments import is_whole_number, items, whole_number
+from shardwise.errors import SpecError
 from shardwise.geometry.splits import even_cuts, sized_cuts
 from shardwise.placement import Placement, PlacementLike, parse_placements
 from shardwise.sharding_spec.along import boxes_along, check_sizes
@@ -44,14 +44,8 @@ class FusedShardingSpec(BuiltinSpec):
     ) -> None:
         name = type(self).__name__
         listed = parse_placements(placements, name)
-        if isinstance(sections, int):
-            raise ArgumentTypeError(
-                f"{name}.sections",
-                expected="a list of lengths",
-                got=sections,
-                fix="E.g. [8, 4, 4].",
-            )
-        parsed = tuple(_parse_section(section, len(listed)) for section in sections)
+        lengths = items(sections, f"{name}.sections", of="lengths such as [8, 4, 4]")
+        parsed = tuple(_parse_section(length, len(listed)) for length in lengths)
         if not parsed:
             raise SpecError(f"{name}.sections", expected="at least one length", got="none")
         object.__setattr__(self, "dim", check_dim(dim, name))
@@ -86,6 +80,7 @@ class FusedShardingSpec(BuiltinSpec):
 
 
 def _parse_section(section: int | Sequence[int], parts: int) -> int | tuple[int, ...]:
-    if isinstance(section, int):
-        return as_shape([section])[0]
+    if is_whole_number(section):
+        return whole_number(section, "FusedShardingSpec.sections")
+    assert not isinstance(section, int)
     return check_sizes(section, parts, "FusedShardingSpec.sections") or ()

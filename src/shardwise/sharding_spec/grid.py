@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwise._torch_compat import remote_device
-from shardwise.errors import ArgumentTypeError, SpecError
+from shardwise.arguments import is_whole_number, items, whole_number, whole_numbers
+from shardwise.errors import SpecError
 from shardwise.frozen_list import FrozenList
-from shardwise.geometry.box import Boxes, as_shape
+from shardwise.geometry.box import Boxes
 from shardwise.geometry.splits import even_cuts, product_boxes, sized_cuts
 from shardwise.placement import Placement, PlacementLike, parse_placement, parse_placements
-from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, check_count
+from shardwise.sharding_spec.spec import BuiltinSpec, Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["GridShardingSpec"]
 
@@ -41,23 +45,19 @@ class GridShardingSpec(BuiltinSpec):
         splits: Sequence[int | Sequence[int]],
         placements: Sequence[PlacementLike | Sequence[PlacementLike]],
     ) -> None:
-        if isinstance(splits, (str, int)) or not isinstance(splits, Iterable):
-            raise ArgumentTypeError(
-                "GridShardingSpec.splits",
-                expected="one item per dim",
-                got=repr(splits),
-                fix="E.g. [2, 3] for 2 x 3 cells, 1 for a dim that stays whole.",
-            )
-        cells = FrozenList(_parse_cell(cell) for cell in placements)
-        object.__setattr__(self, "splits", tuple(map(_parse_split, splits)))
+        per_dim = items(splits, "GridShardingSpec.splits", of="counts or sizes, one per dim")
+        per_cell = items(placements, "GridShardingSpec.placements", of="placements, one per cell")
+        cells = FrozenList(map(_parse_cell, per_cell))
+        object.__setattr__(self, "splits", tuple(map(_parse_split, per_dim)))
         object.__setattr__(self, "placements", cells)
         shape = [s if isinstance(s, int) else len(s) for s in self.splits]
         if math.prod(shape) != len(cells):
+            cells_shown = "x".join(map(str, shape)) or "0-d"
             raise SpecError(
                 "GridShardingSpec.placements",
-                expected=f"{math.prod(shape)}, one per cell of a {'x'.join(map(str, shape))} grid",
+                expected=f"{math.prod(shape)}, one per cell of a {cells_shown} grid",
                 got=len(cells),
-                fix="To place replicas of a cell, make its item a list.",
+                fix="Take as many ranks as cells; an item that is a list places replicas.",
             )
 
     def pieces(self, shape: Sequence[int]) -> Pieces:
@@ -82,9 +82,9 @@ class GridShardingSpec(BuiltinSpec):
 
 
 def _parse_split(split: int | Sequence[int]) -> Split:
-    if isinstance(split, int):
-        return check_count(split, "GridShardingSpec.splits")
-    return as_shape(split)
+    if is_whole_number(split):
+        return whole_number(split, "GridShardingSpec.splits", least=1)
+    return whole_numbers(split, "GridShardingSpec.splits")
 
 
 def _parse_cell(cell: PlacementLike | Sequence[PlacementLike]) -> Placement | FrozenList[Placement]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwise._torch_compat import mesh_placement_types
+from shardwise.arguments import items
 from shardwise.errors import ArgumentTypeError, SpecError
 from shardwise.geometry.box import Boxes, Ints
 from shardwise.geometry.splits import even_cuts, product_boxes
@@ -19,6 +19,8 @@ from shardwise.sharding_spec.replicated import parse_reduce_op
 from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, dim_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -52,22 +54,20 @@ class MeshShardingSpec(BuiltinSpec):
         self, mesh: DeviceMesh | ArrayLike, placements: Sequence[Any], device: str | None = None
     ) -> None:
         ranks = _mesh_ranks(mesh)
-        if isinstance(placements, (str, bytes)) or not isinstance(placements, Sequence):
-            raise ArgumentTypeError(
-                "MeshShardingSpec.placements",
-                expected="one of DTensor's placements per mesh axis",
-                got=repr(placements),
-                fix="E.g. [Shard(0), Replicate()].",
-            )
-        if len(placements) != ranks.ndim:
+        listed = items(
+            placements,
+            "MeshShardingSpec.placements",
+            of="DTensor's placements, such as [Shard(0), Replicate()]",
+        )
+        if len(listed) != ranks.ndim:
             raise SpecError(
                 "MeshShardingSpec.placements",
                 expected=f"{ranks.ndim}, one per axis of a mesh of shape {ranks.shape}",
-                got=f"{len(placements)}: {list(placements)}",
+                got=f"{len(listed)}: {listed}",
             )
         object.__setattr__(self, "ranks", tuple(ranks.ravel().tolist()))
         object.__setattr__(self, "mesh_shape", ranks.shape)
-        object.__setattr__(self, "placements", tuple(placements))
+        object.__setattr__(self, "placements", tuple(listed))
         kind = device if device is not None else getattr(mesh, "device_type", "cpu")
         object.__setattr__(self, "device", str(kind))
         self._pending()
@@ -158,7 +158,10 @@ class MeshShardingSpec(BuiltinSpec):
 
 def _mesh_ranks(mesh: DeviceMesh | ArrayLike) -> Ints:
     """Ranks of a mesh as an array with one dim per axis."""
-    ranks = np.asarray(getattr(mesh, "mesh", mesh))
+    try:
+        ranks = np.asarray(getattr(mesh, "mesh", mesh))
+    except ValueError:  # rows of different lengths
+        ranks = np.empty(0)
     if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0 or (ranks < 0).any():
         raise ArgumentTypeError(
             "MeshShardingSpec.mesh",

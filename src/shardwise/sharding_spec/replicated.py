@@ -61,7 +61,8 @@ def _whole_at_each(
 
 def parse_reduce_op(op: object, what: str) -> ReduceOp:
     """The operation by shardwise's name, from that name or a torch.distributed.ReduceOp."""
-    name = str(getattr(op, "name", op)).rsplit(".", 1)[-1].lower()
+    # A member of torch's ReduceOp prints as "RedOpType.SUM".
+    name = op if isinstance(op, str) else str(op).rsplit(".", 1)[-1].lower()
     for known in REDUCE_OPS:
         if name == known:
             return known

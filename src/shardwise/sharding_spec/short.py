@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from shardwise.arguments import is_whole_number, items, whole_numbers
 from shardwise.errors import NotInitializedError, SpecError
 from shardwise.placement import Placement, placement_at
 from shardwise.sharding_spec.block_cyclic import BlockCyclicShardingSpec
@@ -65,9 +67,10 @@ def grid(
     >>> grid([2, 1], ranks=[[0, 1], [2, 3]]).layout((4, 6))
     Layout((4, 6): grid 2x1, up to 2 replicas per cell, ranks 0-3)
     """
-    cells: list[Placement | list[Placement]] = [
-        _place(cell, device) if isinstance(cell, int) else _placements(cell, device)
-        for cell in (_default_ranks() if ranks is None else ranks)
+    per_cell = _default_ranks() if ranks is None else items(ranks, "ranks", of="one rank per cell")
+    cells = [
+        _place(cell, device) if is_whole_number(cell) else _placements(cell, device)
+        for cell in per_cell
     ]
     return GridShardingSpec(splits, cells)
 
@@ -146,27 +149,32 @@ def parse_spec(
     `ranks` and `device` are used unless the text gives its own.
 
     >>> parse_spec("on_rank(2)", device="cpu").layout((3,))
-    Layout((3,): replicated, rank 2)
+    Layout((3,): whole, rank 2)
     """
-    name, args, kwargs = _parse_call(text)
-    if name != "on_rank":
-        kwargs.setdefault("ranks", ranks)
-    kwargs.setdefault("device", device)
+    make, args, kwargs = _parse_call(text)
     try:
-        return _BY_NAME[name](*args, **kwargs)
+        call = inspect.signature(make).bind(*args, **kwargs)
     except TypeError as error:
         raise SpecError(f"spec {text!r}", got=str(error), fix=_examples()) from error
+    for name, default in (("ranks", ranks), ("device", device)):
+        if name in call.signature.parameters:
+            call.arguments.setdefault(name, default)
+    return make(*call.args, **call.kwargs)
 
 
-def _parse_call(text: str) -> tuple[str, list[object], dict[str, object]]:
+def _parse_call(
+    text: str,
+) -> tuple[Callable[..., ShardingSpec], list[object], dict[str, object]]:
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             raise ValueError("not a call")
         args = [ast.literal_eval(argument) for argument in call.args]
         kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (ValueError, SyntaxError):
-        raise SpecError("spec", expected="a call", got=repr(text), fix=_examples()) from None
+    except (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError):
+        raise SpecError(
+            "spec", expected="a call with plain values", got=f"{text!r:.80}", fix=_examples()
+        ) from None
     if call.func.id not in _BY_NAME:
         raise SpecError(
             "spec",
@@ -174,18 +182,19 @@ def _parse_call(text: str) -> tuple[str, list[object], dict[str, object]]:
             got=call.func.id,
             fix=_examples(),
         )
-    return call.func.id, args, kwargs
+    return _BY_NAME[call.func.id], args, kwargs
 
 
 def _examples() -> str:
     return 'E.g. "chunk(0)", "chunk(0, sizes=[5, 3])", "grid([2, 2])", "fused(0, [8, 4, 4])".'
 
 
-def _placements(ranks: Sequence[int] | None, device: Device | None) -> list[Placement]:
-    return [_place(rank, device) for rank in (_default_ranks() if ranks is None else ranks)]
+def _placements(ranks: object, device: Device | None) -> list[Placement]:
+    listed = _default_ranks() if ranks is None else whole_numbers(ranks, "ranks")
+    return [_place(rank, device) for rank in listed]
 
 
-def _place(rank: int, device: Device | None) -> Placement:
+def _place(rank: object, device: Device | None) -> Placement:
     return placement_at(rank, _default_device() if device is None else device)
 
 

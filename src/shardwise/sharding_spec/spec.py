@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shardwise.arguments import is_whole_number, whole_number
 from shardwise.errors import NamedDimError, ShardwiseError, SpecError
 from shardwise.geometry.box import Boxes, Ints, as_shape
 from shardwise.geometry.layout import Layout, ReduceOp
@@ -36,7 +37,6 @@ __all__ = [
     "Pieces",
     "PlacementSpec",
     "ShardingSpec",
-    "check_count",
     "check_dim",
     "dim_of",
 ]
@@ -101,17 +101,15 @@ class ShardingSpec(ABC):
         >>> spec.layout((5, 3)).describe().splitlines()[1:]
         ['  rank 0: [0:3, 0:3] (9 elements)', '  rank 1: [3:5, 0:3] (6 elements)']
         """
+        sizes = as_shape(shape)
         try:
-            return self._make_layout(as_shape(shape))
+            pieces = self.pieces(sizes)
+            return Layout(
+                sizes, pieces.boxes, pieces.ranks(), terms=pieces.terms, pending=pieces.pending
+            )
         except ShardwiseError as error:
-            error.add_note(f"while laying out a tensor of shape {tuple(shape)} by {self!s:.200}")
+            error.add_note(f"while laying out a tensor of shape {sizes} by {self!s:.200}")
             raise
-
-    def _make_layout(self, shape: tuple[int, ...]) -> Layout:
-        pieces = self.pieces(shape)
-        return Layout(
-            shape, pieces.boxes, pieces.ranks(), terms=pieces.terms, pending=pieces.pending
-        )
 
     def devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         """Device of each local shard of `rank`, in the order of `layout(shape).boxes_of(rank)`."""
@@ -134,11 +132,11 @@ class BuiltinSpec(ShardingSpec):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         kept: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
-        key = tuple(shape)
+        key = as_shape(shape)
         if (layout := kept.get(key)) is None:
             if len(kept) >= _MOST_LAYOUTS:
                 kept.clear()
-            layout = kept[key] = super().layout(shape)
+            layout = kept[key] = super().layout(key)
         return layout
 
     layout.__doc__ = ShardingSpec.layout.__doc__
@@ -168,16 +166,9 @@ def check_dim(dim: object, spec: str) -> int:
             got=repr(dim),
             fix="Pass the dim's position; -1 is the last.",
         )
-    if not isinstance(dim, int) or isinstance(dim, bool):
+    if not is_whole_number(dim):
         raise SpecError(f"{spec}: Sharding dim needs to be an integer", got=repr(dim))
-    return dim
-
-
-def check_count(value: object, what: str) -> int:
-    """`value` if it is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(what, expected="a whole number >= 1", got=repr(value))
-    return value
+    return whole_number(dim, "dim", least=None)
 
 
 def dim_of(dim: int, shape: tuple[int, ...], spec: str) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from shardwise._torch_compat import mesh_placement_types
+from shardwise.errors import SpecError
 from shardwise.geometry import REDUCE_OPS, Box, Entry, Layout, ReduceOp
 from shardwise.metadata import ShardMetadata
 from shardwise.sharding_spec import (
@@ -48,8 +49,10 @@ Shape = tuple[int, ...]
 
 
 def shapes(*, min_ndim: int = 0, max_ndim: int = 4, max_size: int = 7) -> st.SearchStrategy[Shape]:
-    """Shapes of tensors, sizes of 0 and 1 included."""
-    return st.lists(st.integers(0, max_size), min_size=min_ndim, max_size=max_ndim).map(tuple)
+    """Shapes of tensors, every number of dims alike; sizes of 0 and 1 included, 0 seldom."""
+    sizes = st.integers(1, max_size) | st.integers(1, max_size) | st.integers(0, max_size)
+    ndims = st.integers(min_ndim, max_ndim)
+    return ndims.flatmap(lambda ndim: st.tuples(*[sizes] * ndim))
 
 
 @st.composite
@@ -61,11 +64,12 @@ def boxes(draw: st.DrawFn, shape: Shape) -> Box:
 
 @st.composite
 def tilings(draw: st.DrawFn, shape: Shape, *, max_boxes: int = 8) -> list[Box]:
-    """Boxes that cover `shape` once each, in any order; some are empty, some no guillotine cuts."""
+    """At most `max_boxes` boxes that cover `shape`, in any order; some empty, some interlocked."""
     parts = [Box.whole(shape)]
-    for _ in range(draw(st.integers(0, max_boxes - 1)) if shape else 0):
+    count = draw(st.integers(1, max_boxes)) if shape else 1
+    while len(parts) < count:
         box = parts.pop(draw(st.integers(0, len(parts) - 1)))
-        if draw(st.booleans()) and (wheel := _pinwheel(box)):
+        if len(parts) + 5 <= max_boxes and draw(st.booleans()) and (wheel := _pinwheel(box)):
             parts += wheel
             continue
         dim = draw(st.integers(0, len(shape) - 1))
@@ -135,6 +139,10 @@ def specs(
     """Specs of every built-in kind that fit `shape`, on ranks below `world_size`."""
     chosen = SPEC_KINDS if kinds is None else {kind: SPEC_KINDS[kind] for kind in kinds}
     fitting = [make for kind, make in chosen.items() if shape or kind not in _NEEDS_A_DIM]
+    if not fitting:
+        raise SpecError(
+            "specs", expected="a kind of spec for a 0-d tensor", got=list(chosen), fix="Add a dim."
+        )
     return st.one_of([make(shape, world_size) for make in fitting])
 
 
@@ -216,17 +224,19 @@ def mesh_specs(
     known = mesh_placement_types()
     limit, mesh_shape = world_size, []
     for _ in range(draw(st.integers(1, 3))):
-        mesh_shape.append(draw(st.integers(1, limit)))
+        mesh_shape.append(draw(st.integers(min(2, limit), limit) | st.integers(1, limit)))
         limit //= mesh_shape[-1]
     ranks = draw(st.permutations(range(world_size)))[: math.prod(mesh_shape)]
-    op = draw(st.sampled_from(REDUCE_OPS))
-    choices: list[st.SearchStrategy[Any]] = [st.just(known.replicate()), st.just(known.partial(op))]
+    pending = known.partial(draw(st.sampled_from(REDUCE_OPS)))
+    choices: list[st.SearchStrategy[Any]] = [st.just(known.replicate()), st.just(pending)]
     if shape:
         dims = st.integers(0, len(shape) - 1)
         choices.append(dims.map(known.shard))
         if strided:
             choices.append(st.builds(known.strided_shard, dims, split_factor=st.integers(1, 3)))
     placements = [draw(st.one_of(choices)) for _ in mesh_shape]
+    if len(placements) > 1 and draw(st.integers(0, 3)) == 0:
+        placements[:2] = draw(st.permutations([pending, known.replicate()]))
     return MeshShardingSpec(_nested(ranks, mesh_shape), placements)
 
 

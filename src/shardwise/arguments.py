@@ -1,0 +1,58 @@
+"""Whole numbers from callers: ints of Python, numpy and torch pass, everything else is refused."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["is_whole_number", "items", "whole_number", "whole_numbers"]
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether `value` is an integer of any kind; a bool is none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool) and _index(value) is not None
+
+
+def whole_number(value: object, what: str, *, least: int | None = 0) -> int:
+    """`value` as an int; raises an error about `what` if it is none, or below `least`."""
+    number = None if isinstance(value, bool) else _index(value)
+    if number is None:
+        raise ArgumentTypeError(what, expected="a whole number", got=_shown(value))
+    if least is not None and number < least:
+        raise ArgumentValueError(what, expected=f"a whole number >= {least}", got=number)
+    return number
+
+
+def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ...]:
+    """`values` as a tuple of ints; raises an error about `what` if one is none or below `least`."""
+    listed = items(values, what, of="whole numbers")
+    numbers = [None if isinstance(value, bool) else _index(value) for value in listed]
+    found = tuple(number for number in numbers if number is not None)
+    if len(found) != len(numbers):
+        raise ArgumentTypeError(what, expected="whole numbers", got=_shown(values))
+    if min(found, default=least) < least:
+        raise ArgumentValueError(what, expected=f"numbers >= {least}", got=_shown(found))
+    return found
+
+
+def items(values: object, what: str, *, of: str) -> list[Any]:
+    """What `values` holds; raises an error about `what`, a list `of` something, if it is none."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ArgumentTypeError(what, expected=f"a list of {of}", got=_shown(values))
+    return list(values)
+
+
+def _index(value: object) -> int | None:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
+    except TypeError:
+        return None
+
+
+def _shown(value: object) -> str:
+    """Type and value, of which long ones are cut."""
+    text = repr(value)
+    return f"{type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
