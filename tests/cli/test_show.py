@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +60,12 @@ def test_show_prints_entries_for_programs(run: Run) -> None:
     ("words", "message"),
     [
         (["--shape", "8,x", "--spec", "chunk(0)"], "--shape: expected sizes such as 8,6"),
+        (["--shape", "1 000,6", "--spec", "chunk(0)"], "got '1 000,6'"),
+        (["--shape", "(8,6", "--spec", "chunk(0)"], "got '(8,6'"),
+        (["--shape", "9" * 5000, "--spec", "chunk(0)"], "--shape: expected sizes such as 8,6"),
+        (["--shape", f"{10**12}", "--spec", "block_cyclic(0, 1)"], "too large to draw"),
+        (["--shape", "8", "--spec", "chunk(" + "-" * 10**5 + "1)"], "spec"),
+        (["--shape", "8", "--spec", f"on_rank({2**63})"], "shardwise: "),
         (["--shape", "8", "--spec", "chunk(1)"], "Invalid sharding dim: expected -1 to 0"),
         (["--shape", "8", "--spec", "chonk(0)"], "got chonk"),
         (["--shape", "8", "--spec", "chunk(0)", "--dtype", "int999"], "--dtype: expected"),
@@ -69,19 +77,87 @@ def test_a_wrong_argument_gets_one_line(run: Run, words: list[str], message: str
     assert done.out == ""
     assert len(done.err.splitlines()) == 1
     assert message in done.err
+    assert len(done.err) < 400
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "too large to draw: not enough memory"),
+        (RecursionError(), "--spec is nested too deeply"),
+        (OverflowError("int too large"), "too large to draw: int too large"),
+    ],
+)
+def test_running_out_of_room_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("shardwise.sharding_spec.parse_spec", fail)
+    done = run("show", "--shape", "8", "--spec", "chunk(0)")
+    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert message in done.err
+
+
+@pytest.mark.parametrize("shape", ["8,6", "8x6", "8, 6", "(8,6)", "[8, 6]", " 8 , 6 ", "8,6,"])
+def test_shapes_are_written_in_many_ways(run: Run, shape: str) -> None:
+    done = run("show", "--shape", shape, "--spec", "on_rank(0)", "--dtype", "torch.float32")
+    assert done.status == 0, done.err
+    assert "Layout((8, 6): " in done.out
+
+
+@pytest.mark.parametrize("shape", ["", "()"])
+def test_a_shape_without_sizes_is_0d(run: Run, shape: str) -> None:
+    assert "Layout((): " in run("show", "--shape", shape, "--spec", "on_rank(0)").out
+
+
+@pytest.mark.parametrize("rank", [99, 10**9, 2**63 - 1])
+def test_the_only_holder_is_shown_however_far_it_is(run: Run, rank: int) -> None:
+    done = run("show", "--shape", "8,6", "--spec", f"on_rank({rank})")
+    assert done.status == 0, done.err
+    assert re.search(rf" {rank} +1 +48 +192 B$", done.out, re.MULTILINE)
+    assert "ranks 0-3 hold nothing" in done.out
 
 
 def test_help_teaches_by_example(run: Run) -> None:
     done = run("show", "--help")
-    assert 'shardwise show --shape 8,6 --spec "chunk(0)"' in done.out
+    examples = [line.strip() for line in done.out.splitlines() if "--spec " in line]
+    assert 'shardwise show --shape 8,6 --spec "chunk(0)"' in examples  # alone on its line
     assert run("--version").out.startswith("shardwise 0.")
 
 
-def test_the_installed_command_draws_plainly_in_a_pipe() -> None:
-    command = [sys.executable, "-c", "from shardwise.cli import main; main()"]
-    words = ["show", "--shape", "3", "--spec", "replicate()"]
-    done = subprocess.run(
-        [*command, *words], capture_output=True, text=True, timeout=120, check=True
+def installed(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from shardwise.cli import main; main()", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | variables,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "status"),
+    [
+        (["show", "--help"], 80, 0),
+        (["show", "--help"], 30, 0),
+        (["show", "--shape", "8,6", "--spec", "chunk(0)  # \u2192"], 80, 0),
+        (["show", "--shape", "\xe9", "--spec", "chunk(0)"], 80, 2),
+        (["sh\xf3w"], 80, 2),
+    ],
+)
+def test_an_ascii_terminal_is_enough(words: list[str], columns: int, status: int) -> None:
+    done = installed(*words, LC_ALL="C", PYTHONIOENCODING="ascii", COLUMNS=f"{columns}")
+    assert "Traceback" not in done.stderr
+    assert done.returncode == status
+    assert (done.stdout + done.stderr).isascii()
+
+
+def test_the_installed_command_draws_plainly_in_a_pipe() -> None:
+    done = installed("show", "--shape", "3", "--spec", "replicate()")
+    assert done.returncode == 0, done.stderr
     assert "0-3" in done.stdout
     assert "\x1b" not in done.stdout

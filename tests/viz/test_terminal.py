@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import tracemalloc
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shardwise.errors import ArgumentValueError
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import REDUCE_OPS, Box, Boxes, Layout, block_cuts, even_cuts
 from shardwise.geometry.splits import product_boxes
 from shardwise.viz import draw_layout, print_layout
@@ -308,6 +309,41 @@ def test_a_legend_without_room_is_still_ascii() -> None:
     assert max(len(line.rstrip("\n")) for line in file) <= 40
 
 
+@pytest.mark.parametrize(
+    ("encoding", "title", "shown"),
+    [
+        ("ascii", "Gewichte für é→", r"Gewichte f\xfcr \xe9\u2192"),
+        ("latin-1", "für →", r"für \u2192"),
+        ("utf-8", "für → \udcff", r"für → \udcff"),
+    ],
+)
+def test_a_title_has_escapes_for_what_the_console_cannot_print(
+    encoding: str, title: str, shown: str
+) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    Console(file=file, width=80).print(draw_layout(PINWHEEL, title=title))
+    file.seek(0)
+    assert file.readline() == shown + "\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"tty": True, "color": False}])
+def test_plain_lines_have_no_trailing_blanks(options: dict[str, Any]) -> None:
+    for layout in (PINWHEEL, grid([[0, 4, 5], [0, 2, 3], [0, 1000]], range(4))):
+        lines = rendered(layout, title="w", itemsize=2, world_size=20, **options).splitlines()
+        assert lines == [line.rstrip() for line in lines]
+
+
+def test_ranks_stay_apart_in_16_colours() -> None:
+    file = io.StringIO()
+    console = Console(
+        file=file, width=80, force_terminal=True, color_system="standard", no_color=False
+    )
+    console.print(draw_layout(grid([[0, 2], block_cuts(8, 1)], range(8))))
+    grounds = re.findall(r"\x1b\[1;\d+;(\d+)m *([0-7]) *\x1b", file.getvalue())
+    assert {rank for _, rank in grounds} == set("01234567")
+    assert len(set(grounds)) == len({ground for ground, _ in grounds}) == 8
+
+
 def test_drawings_can_stand_side_by_side() -> None:
     from rich.table import Table
 
@@ -379,7 +415,46 @@ def test_long_legends_are_shortened() -> None:
     assert "... and 968 more ranks (1 empty)" in rendered(layout)
     assert "... and 968 more ranks (1 empty)" in rendered(layout, width=48)  # no room beside
     text = rendered(layout, world_size=1010)
-    assert "... and 978 more ranks (1 empty, 10 holding nothing)" in text
+    assert "... and 968 more ranks (1 empty)" in text
+    assert "ranks 1000-1009 hold nothing" in text
+
+
+def test_ranks_with_elements_have_their_rows_before_empty_ones() -> None:
+    cuts = [0] * 40 + [4, 8]  # ranks 0-38 have an empty box each
+    text = rendered(grid([cuts], range(41)))
+    assert re.search(r"\b39 +1 +4\b", text)
+    assert re.search(r"\b40 +1 +4\b", text)
+    assert "... and 9 more ranks (9 empty)" in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size", "words"),
+    [
+        ([99], 4, "ranks 0-3 hold nothing"),
+        ([5, 2], 8, "ranks 0-1, 3-4, 6-7 hold nothing"),
+        ([1, 3], 6, "ranks 0, 2, 4-5 hold nothing"),
+        (range(1, 19, 2), 20, "11 ranks (0, 2, ..., 18-19) hold nothing"),
+        ([2**63 - 1], 10**30, "hold nothing"),
+    ],
+)
+def test_many_ranks_that_hold_nothing_are_one_line(
+    ranks: Sequence[int], world_size: int, words: str
+) -> None:
+    layout = grid([block_cuts(len(ranks), 1)], ranks)
+    text = rendered(layout, world_size=world_size)
+    assert words in " ".join(text.split())
+    assert "holds nothing" not in text
+    for rank in ranks:
+        assert re.search(rf"\b{rank} +1 +\d+( |$)", text, re.MULTILINE)
+
+
+def test_the_legend_costs_what_its_holders_cost() -> None:
+    tracemalloc.start()
+    text = rendered(grid([[0, 2, 4]], [10**9, 2**63 - 1]), world_size=10**15)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert f"ranks 0-{10**9 - 1}, {10**9 + 1}-{10**15 - 1} hold nothing" in " ".join(text.split())
+    assert peak < 10**7
 
 
 @pytest.mark.parametrize("op", REDUCE_OPS)
@@ -396,6 +471,30 @@ def test_replicas_are_explained_where_there_are_any() -> None:
     assert "(replicas)" in rendered(both)
     assert "(replicas)" in rendered(grid([[0, 4]], [[0, 1]]))
     assert "(replicas)" not in rendered(PINWHEEL)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "notes"),
+    [
+        ([0, 1], ["a,b: the same box on ranks a and b (replicas)"]),
+        (range(4), ["a-c: the same box on ranks a to c (replicas)"]),
+        (
+            [0, 1, 2, 5],
+            [
+                "a,b: the same box on ranks a and b (replicas)",
+                "a-c: the same box on ranks a to c (replicas)",
+            ],
+        ),
+    ],
+)
+def test_the_note_on_replicas_fits_the_label(ranks: Sequence[int], notes: list[str]) -> None:
+    assert re.findall("a[,-].*", rendered(grid([[0, 4]], [ranks]))) == notes
+
+
+def test_a_label_that_is_cut_short_is_explained() -> None:
+    text = rendered(grid([block_cuts(10, 1)], [[i, i + 10] for i in range(10)]), width=48)
+    assert in_boxes(text)[0] == "0…"
+    assert "a…: on rank a and others" in text
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 6), (3, 0, 2)])
@@ -443,6 +542,15 @@ def test_more_columns_than_numbers_fit_are_named_by_keys() -> None:
     assert "showing" not in text  # nothing is left out
 
 
+def test_keys_count_the_ranks_of_the_layout() -> None:
+    text = rendered(grid([[0, 2], block_cuts(80, 1)], [0, 62] * 40), width=60)
+    assert set("".join(in_boxes(text))) == {"0", "1"}
+    assert re.search(r"\b1 +62 +40 +80\b", text)  # key, rank, boxes, elements
+    assert "repeat" not in text
+    assert "repeat" not in rendered(grid([block_cuts(62, 1)], range(2, 64)), width=60)
+    assert "; keys repeat after 62" in rendered(grid([block_cuts(63, 1)], range(63)), width=60)
+
+
 def test_a_hundred_thousand_boxes_are_sampled() -> None:
     layout = grid([even_cuts(948, 316)] * 2, np.arange(316 * 316) % 24)
     text = rendered(layout)
@@ -461,12 +569,37 @@ def test_a_hundred_thousand_slabs_are_cut_short() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 20}, r"width: expected at least 40 columns, got 20"),
-        ({"height": 0}, r"height: expected at least 1, got 0"),
-        ({"max_slices": 0}, r"max_slices: expected at least 1, got 0"),
-        ({"world_size": 4}, r"world_size: expected more than 4, a rank here, got 4"),
+        ({"width": 20}, r"width: expected a whole number >= 40, got 20"),
+        ({"height": 0}, r"height: expected a whole number >= 1, got 0"),
+        ({"max_slices": 0}, r"max_slices: expected a whole number >= 1, got 0"),
+        ({"itemsize": 0}, r"itemsize: expected a whole number >= 1, got 0"),
+        ({"world_size": 0}, r"world_size: expected a whole number >= 1, got 0"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentValueError, match=message):
         draw_layout(PINWHEEL, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": "80"}, r"width: expected a whole number, got str: '80'"),
+        ({"height": 2.5}, r"height: expected a whole number, got float: 2.5"),
+        ({"max_slices": None}, r"max_slices: expected a whole number, got NoneType"),
+        ({"itemsize": True}, r"itemsize: expected a whole number, got bool: True"),
+        ({"world_size": [4]}, r"world_size: expected a whole number, got list: \[4\]"),
+        ({"title": 3}, r"title: expected a str or None, got int"),
+    ],
+)
+def test_options_of_the_wrong_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        draw_layout(PINWHEEL, **options)
+
+
+@pytest.mark.parametrize("given", [None, (8, 6), "chunk(0)"])
+def test_only_layouts_are_drawn(given: Any) -> None:
+    message = f"layout: expected a Layout, got {type(given).__name__}. Call spec.layout"
+    for draw in (draw_layout, print_layout):
+        with pytest.raises(ArgumentTypeError, match=re.escape(message)):
+            draw(given)

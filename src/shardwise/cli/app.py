@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,17 +22,35 @@ app = typer.Typer(
     help="Tensors cut into boxes and spread over ranks: look at layouts from the terminal.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
 )
+
+_MOST_RANKS = 10**6  # each is a placement in memory before anything is drawn
+_MOST_DIGITS = 19  # of a size: more are beyond 2**63
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line on stderr and exit status 2."""
+    """Runs the command line; a wrong or too large argument is one line on stderr and exit 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal cannot encode must not end in a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except ShardwiseError as error:
-        print(f"shardwise: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except MemoryError:
+        _refuse("too large to draw: not enough memory. Take a smaller shape, or fewer boxes.")
+    except RecursionError:
+        _refuse("--spec is nested too deeply.")
+    except OverflowError as error:
+        _refuse(f"too large to draw: {error}. Take a smaller shape, or smaller ranks.")
+
+
+def _refuse(message: str) -> NoReturn:
+    print("shardwise:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,50 +81,59 @@ def show(
             "block_cyclic(dim, block), flat(), replicate(), partial(), on_rank(rank)."
         ),
     ],
-    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 4,
+    world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")] = 4,
     dtype: Annotated[str, typer.Option(help="For the bytes per rank.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print entries for a program.")] = False,
 ) -> None:
     """Draw who holds which part of a tensor.
 
-    **Examples**
-
-    - `shardwise show --shape 8,6 --spec "chunk(0)"`
-    - `shardwise show --shape 8,6 --spec "chunk(0, sizes=[1, 2, 0, 5])"`
-    - `shardwise show --shape 8,6 --spec "grid([2, 2])" --dtype bfloat16`
-    - `shardwise show --shape 8,6 --spec "grid([2, 1], ranks=[[0, 1], [2, 3]])"`
-    - `shardwise show --shape 12,4 --spec "fused(0, [6, 3, 3])" --world-size 3`
-    - `shardwise show --shape 2,4,6 --spec "flat()" --world-size 3`
+    \b
+    Examples:
+      shardwise show --shape 8,6 --spec "chunk(0)"
+      shardwise show --shape 8,6 --spec "chunk(0, sizes=[1, 2, 0, 5])"
+      shardwise show --shape 8,6 --spec "grid([2, 2])" --dtype bfloat16
+      shardwise show --shape 8,6 --spec "grid([2, 1], ranks=[[0, 1], [2, 3]])"
+      shardwise show --shape 12,4 --spec "fused(0, [6, 3, 3])" --world-size 3
+      shardwise show --shape 2,4,6 --spec "flat()" --world-size 3
     """
     # Imported here: torch takes seconds, and --help should not.
     from shardwise.sharding_spec import parse_spec
 
-    itemsize = _itemsize(dtype)
-    layout = parse_spec(spec, ranks=range(world_size), device="cpu").layout(_parse_shape(shape))
+    itemsize, sizes = _itemsize(dtype), _parse_shape(shape)
+    layout = parse_spec(spec, ranks=range(world_size), device="cpu").layout(sizes)
     if as_json:
         print(json.dumps(_entries(layout, itemsize), indent=2))
         return
     from shardwise.viz import print_layout
 
-    beyond = layout.ranks[-1] + 1 if layout.ranks else 0
-    print_layout(layout, title=spec, itemsize=itemsize, world_size=max(world_size, beyond))
+    print_layout(layout, title=spec, itemsize=itemsize, world_size=world_size)
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"(\d+([,x]\d+)*)?,?", text.replace(" ", "")):
-        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=repr(text))
-    return tuple(map(int, re.findall(r"\d+", text)))
+    """Sizes of `8,6`, `8x6`, `8, 6`, `(8, 6)`, `8,` or, for a 0-d tensor, nothing."""
+    bare = text.strip()
+    if bare[:1] + bare[-1:] in ("()", "[]"):
+        bare = bare[1:-1].strip()
+    sizes = re.findall("[0-9]+", bare)
+    fits = all(len(size) <= _MOST_DIGITS for size in sizes)
+    if not (fits and re.fullmatch(r"([0-9]+(\s*[,x]\s*[0-9]+)*(\s*,)?)?", bare)):
+        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=_cut(repr(text)))
+    return tuple(map(int, sizes))
 
 
 def _itemsize(dtype: str) -> int:
     import torch
 
-    found = getattr(torch, dtype, None)
+    found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ArgumentValueError(
-            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=repr(dtype)
+            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=_cut(repr(dtype))
         )
     return found.itemsize
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _entries(layout: Layout, itemsize: int) -> dict[str, object]:

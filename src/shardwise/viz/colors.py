@@ -1,4 +1,4 @@
-"""Colours and one-character keys of ranks: the same for a rank in every picture."""
+"""Colours of ranks, the same in every picture, and the characters that stand for them in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from rich.color import Color
 from rich.style import Style
 
-__all__ = ["NUM_KEYS", "rank_color", "rank_key", "rank_style"]
+__all__ = ["NUM_KEYS", "rank_color", "rank_key", "rank_style", "sixteen_color_style"]
 
 # Tableau's ten: far apart, and readable beside each other on dark and on light terminals.
 _FIRST = (
@@ -24,6 +24,8 @@ _FIRST = (
     "#ff9da7",
     "#bab0ac",
 )
+# The terminal's own colour for each of these where it has 16: rich's nearest are mostly grey.
+_FIRST_OF_SIXTEEN = (4, 3, 2, 1, 6, 11, 5, 8, 13, 7)
 _GOLDEN_RATIO = 0.618033988749895
 _KEYS = string.digits + string.ascii_letters
 NUM_KEYS = len(_KEYS)
@@ -44,13 +46,28 @@ def rank_color(rank: int) -> Color:
 def rank_style(rank: int) -> Style:
     """Bold text on the rank's colour, black or white, whichever has more contrast."""
     color = rank_color(rank)
-    ink = "#000000" if _luminance(color) > 0.179 else "#ffffff"  # 0.179: equal WCAG contrast
-    return Style(color=ink, bgcolor=color, bold=True)
+    return Style(color="#000000" if _is_light(color) else "#ffffff", bgcolor=color, bold=True)
 
 
-def rank_key(rank: int) -> str:
-    """The character that stands for a rank where a number has no room; repeats after `NUM_KEYS`."""
-    return _KEYS[rank % NUM_KEYS]
+@lru_cache(maxsize=64)
+def sixteen_color_style(style: Style) -> Style:
+    """`style` for a terminal of 16 colours, in which the first ranks stay apart."""
+    first = [rank_color(rank) for rank in range(len(_FIRST))]
+    if style.bgcolor not in first:
+        return style
+    ground = Color.from_ansi(_FIRST_OF_SIXTEEN[first.index(style.bgcolor)])
+    ink = Color.from_ansi(0 if _is_light(ground) else 15)
+    return Style(color=ink.name, bgcolor=ground.name, bold=style.bold)
+
+
+def rank_key(place: int) -> str:
+    """The character for the rank at `place` of a layout's ranks; repeats after `NUM_KEYS`."""
+    return _KEYS[place % NUM_KEYS]
+
+
+def _is_light(color: Color) -> bool:
+    """Whether black has more contrast with it than white."""
+    return _luminance(color) > 0.179  # where WCAG's contrast is the same for both
 
 
 def _luminance(color: Color) -> float:

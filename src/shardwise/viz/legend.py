@@ -1,9 +1,10 @@
-"""The legend: every rank with its colour and what it holds."""
+"""The legend: the ranks with their colours and what they hold."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -12,36 +13,58 @@ from rich.text import Text
 from shardwise.viz.colors import rank_key, rank_style
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardwise.geometry import Layout
-    from shardwise.geometry.box import Ints
 
-__all__ = ["Legend"]
+__all__ = ["Legend", "LegendRow"]
 
-_MOST_RANKS = 32
+_MOST_HOLDERS = 32
+_MOST_IDLE = 3  # with a row each; more are one line
+_MOST_RUNS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class LegendRow(NamedTuple):
+    """One rank and what it holds."""
+
+    key: str
+    rank: int
+    num_boxes: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class Legend:
-    """What each rank holds, as columns of numbers."""
+    """What each rank holds: rows and, for those that have none, words."""
 
-    ranks: Ints  # (n,)
-    boxes: Ints  # (n,)
-    elements: Ints  # (n,)
+    rows: tuple[LegendRow, ...]
+    words: tuple[str, ...]
     itemsize: int | None
 
     @classmethod
     def of(cls, layout: Layout, *, itemsize: int | None, world_size: int | None) -> Legend:
-        """Legend of the layout's ranks and of all below `world_size`."""
-        ranks = np.union1d(layout.ranks, np.arange(world_size or 0)).astype(np.int64)
-        row = np.searchsorted(ranks, layout.owners)
-        boxes = np.bincount(row, minlength=len(ranks))
-        elements = np.zeros(len(ranks), dtype=np.int64)
-        np.add.at(elements, row, layout.boxes.volumes)
-        return cls(ranks, boxes, elements, itemsize)
+        """Legend of the layout's ranks, then of those below `world_size` that hold nothing.
 
-    @property
-    def num_shown(self) -> int:
-        return min(len(self.ranks), _MOST_RANKS)
+        Where there are too many, ranks with elements have their rows before empty ones. The cost
+        does not grow with `world_size` nor with the numbers of the ranks.
+        """
+        ranks = np.array(layout.ranks, dtype=np.int64)
+        place = np.searchsorted(ranks, layout.owners)
+        boxes = np.bincount(place, minlength=len(ranks))
+        elements = np.zeros(len(ranks), dtype=np.int64)
+        np.add.at(elements, place, layout.boxes.volumes)
+        order = np.argsort(elements == 0, kind="stable")
+        shown, hidden = np.sort(order[:_MOST_HOLDERS]).tolist(), order[_MOST_HOLDERS:]
+        rows = [LegendRow(rank_key(i), *map(int, (ranks[i], boxes[i], elements[i]))) for i in shown]
+        words = [_more(len(hidden), int((elements[hidden] == 0).sum()))] if len(hidden) else []
+
+        idle = _idle_runs(layout.ranks, world_size or 0)
+        num_idle = sum(run.stop - run.start for run in idle)  # len() stops at 2**63
+        if num_idle <= _MOST_IDLE:
+            rows += [LegendRow("", rank, 0, 0) for rank in itertools.chain(*idle)]
+        else:
+            words.append(_hold_nothing(idle, num_idle))
+        return cls(tuple(rows), tuple(words), itemsize)
 
     def table(self, first: int, last: int, *, keyed: bool) -> Table:
         """Rows `[first, last)`; `keyed` adds the characters that stand for ranks."""
@@ -54,34 +77,37 @@ class Legend:
             side: Literal["center", "right"] = "center" if swatch else "right"
             # "crop", as rich's ellipsis is no ASCII.
             table.add_column(heading, justify=side, no_wrap=True, overflow="crop")
-        for row in range(first, last):
+        for row in self.rows[first:last]:
             table.add_row(*self._cells(row, keyed))
         return table
 
-    def _cells(self, row: int, keyed: bool) -> list[Text]:
-        rank, boxes, elements = (
-            int(column[row]) for column in (self.ranks, self.boxes, self.elements)
-        )
-        cells = [f"{boxes:,}", f"{elements:,}"]
-        if not elements:
-            cells[1] = "empty" if boxes else "holds nothing"
+    def _cells(self, row: LegendRow, keyed: bool) -> list[Text]:
+        cells = [f"{row.num_boxes:,}", f"{row.num_elements:,}"]
+        if not row.num_elements:
+            cells[1] = "empty" if row.num_boxes else "holds nothing"
         if self.itemsize is not None:
-            cells.append(_bytes(elements * self.itemsize))
-        key = [Text(rank_key(rank), rank_style(rank))] if keyed else []
-        return [*key, Text(f"{rank}", rank_style(rank)), *map(Text, cells)]
+            cells.append(_bytes(row.num_elements * self.itemsize))
+        style = rank_style(row.rank)
+        key = [Text(row.key, style) if row.key else Text()] if keyed else []
+        return [*key, Text(f"{row.rank}", style), *map(Text, cells)]
 
-    @property
-    def rest(self) -> str | None:
-        """A line about the ranks that are not shown."""
-        hidden = slice(self.num_shown, None)
-        count = len(self.ranks[hidden])
-        if not count:
-            return None
-        empty = int(((self.elements[hidden] == 0) & (self.boxes[hidden] > 0)).sum())
-        absent = int((self.boxes[hidden] == 0).sum())
-        remarks = [f"{empty:,} empty"] * bool(empty)
-        remarks += [f"{absent:,} holding nothing"] * bool(absent)
-        return f"... and {count:,} more ranks" + (f" ({', '.join(remarks)})" if remarks else "")
+
+def _idle_runs(holders: Sequence[int], world_size: int) -> list[range]:
+    """Runs of ranks below `world_size` that are not among the ascending `holders`."""
+    ends = [-1, *(rank for rank in holders if rank < world_size), world_size]
+    return [range(low + 1, high) for low, high in itertools.pairwise(ends) if low + 1 < high]
+
+
+def _more(count: int, num_empty: int) -> str:
+    return f"... and {count:,} more ranks" + (f" ({num_empty:,} empty)" if num_empty else "")
+
+
+def _hold_nothing(runs: list[range], count: int) -> str:
+    """`ranks 0-3, 7 hold nothing`, cut short where there are many runs."""
+    names = [f"{run[0]}-{run[-1]}" if run[0] < run[-1] else f"{run[0]}" for run in runs]
+    if len(names) <= _MOST_RUNS:
+        return f"ranks {', '.join(names)} hold nothing"
+    return f"{count:,} ranks ({names[0]}, {names[1]}, ..., {names[-1]}) hold nothing"
 
 
 def _bytes(count: int) -> str:

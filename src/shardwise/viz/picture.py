@@ -53,8 +53,13 @@ class Picture:
 
     lines: tuple[tuple[Segment, ...], ...]
     width: int
-    keyed: bool  # one character per cell names a rank; labels had no room
+    labels: frozenset[str]  # written in it; none if one character per cell names a rank
     caption: str | None  # what the picture leaves out
+
+    @property
+    def keyed(self) -> bool:
+        """Whether keys stand for ranks, as labels had no room."""
+        return not self.labels
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.lines:
@@ -84,11 +89,11 @@ def draw_plane(plane: Plane, room: Room, *, ascii_only: bool) -> Picture:
     least = _least_cells(seen, cuts, labels)
     columns = column_bands(cuts, target=cells_wanted, room=wide, keyed_room=keyed, least=least)
 
-    chars, paint = _canvas(seen, rows, columns, labels, ascii_only)
+    chars, paint, written = _canvas(seen, rows, columns, labels, ascii_only)
     lines = [_segments(*line) for line in zip(chars, paint, strict=True)]
     framed = _with_ticks(plane, rows, columns, lines, margin=margin, tail=tail)
     total = margin + int(columns.lattice_cells.sum()) + tail
-    return Picture(framed, total, not columns.ruled, _caption(plane, rows, columns))
+    return Picture(framed, total, written, _caption(plane, rows, columns))
 
 
 def _natural_size(plane: Plane, width: int, height: int) -> tuple[int, int]:
@@ -128,8 +133,8 @@ def _least_cells(plane: Plane, cuts: Ints, labels: list[list[str]]) -> list[int]
 
 def _canvas(
     plane: Plane, rows: Bands, columns: Bands, labels: list[list[str]], ascii_only: bool
-) -> tuple[NDArray[np.str_], Ints]:
-    """Character of each cell, and the rank whose colour it has (or _PLAIN or _TAG)."""
+) -> tuple[NDArray[np.str_], Ints, frozenset[str]]:
+    """Character of each cell, the rank whose colour it has (or _PLAIN or _TAG), and labels."""
     first, last = _spans(plane, rows, columns)
     seen = np.flatnonzero((first < last).all(axis=1)).tolist()
     raster = np.full((len(rows), len(columns)), _OUTSIDE, dtype=np.int64)
@@ -142,14 +147,18 @@ def _canvas(
     )
     area, chars = area[cells], (_ASCII_WALLS if ascii_only else _UNICODE_WALLS)[directions[cells]]
     paint = _stripes(plane, seen, area, breadth=2 if columns.ruled else 1)
-    if columns.ruled:
-        for i in seen:
-            _write_label(chars, paint, labels[i], _inside(rows, columns, first[i], last[i]))
-    else:
+    if not columns.ruled:
         ranks, where = np.unique(paint, return_inverse=True)
-        keys = np.array([rank_key(rank) for rank in ranks.tolist()])
+        places = np.searchsorted(plane.regions.layout.ranks, ranks).tolist()
+        keys = np.array([rank_key(place) for place in places])
         chars = np.where(area >= 0, keys[where.reshape(paint.shape)], chars)
-    return chars, paint
+        return chars, paint, frozenset()
+    insides = (_inside(rows, columns, first[i], last[i]) for i in seen)
+    written = {
+        _write_label(chars, paint, labels[i], inside)
+        for i, inside in zip(seen, insides, strict=True)
+    }
+    return chars, paint, frozenset(written)
 
 
 def _spans(plane: Plane, rows: Bands, columns: Bands) -> tuple[Ints, Ints]:
@@ -209,8 +218,11 @@ def _inside(rows: Bands, columns: Bands, first: Ints, last: Ints) -> tuple[int, 
 
 def _write_label(
     chars: NDArray[np.str_], paint: Ints, labels: list[str], inside: tuple[int, int, int, int]
-) -> None:
-    """Puts the longest label that fits at the centre; on stripes, it stands on a plain ground."""
+) -> str:
+    """Puts the longest label that fits at the centre; on stripes, it stands on a plain ground.
+
+    Returns what it wrote.
+    """
     top, bottom, left, right = inside
     room = right - left
     label = next((label for label in labels if len(label) <= room), labels[-1][:room])
@@ -222,6 +234,7 @@ def _write_label(
     chars[line, at] = list(label)
     if several:
         paint[line, at] = _TAG
+    return label.strip()
 
 
 def _segments(chars: NDArray[np.str_], paint: Ints) -> list[Segment]:

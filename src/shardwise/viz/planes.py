@@ -61,15 +61,6 @@ class Regions:
         ranks: list[int] = np.unique(self.layout.owners[rows])[:most].tolist()
         return ranks
 
-    @property
-    def has_replicas(self) -> bool:
-        """Whether some term of some region is on more than one rank."""
-        terms, rows = self.layout.terms, self.rows
-        if terms is None:
-            return len(rows) > len(self)
-        region = np.repeat(np.arange(len(self)), np.diff(self.first))
-        return len(np.unique(np.column_stack([region, terms[rows]]), axis=0)) < len(rows)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plane:

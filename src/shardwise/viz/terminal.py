@@ -12,18 +12,18 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.errors import ArgumentValueError
-from shardwise.viz.colors import NUM_KEYS
+from shardwise.arguments import whole_number
+from shardwise.errors import ArgumentTypeError
+from shardwise.geometry import Layout
+from shardwise.viz.colors import NUM_KEYS, sixteen_color_style
 from shardwise.viz.legend import Legend
 from shardwise.viz.picture import Picture, Room, draw_plane
 from shardwise.viz.planes import Plane, Regions, iter_planes, num_planes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
-
-    from shardwise.geometry import Layout
 
 __all__ = ["LayoutDrawing", "draw_layout", "print_layout"]
 
@@ -36,6 +36,10 @@ _REDUCED = {
     "max": "the maximum",
     "min": "the minimum",
     "product": "the product",
+}
+_SIGNS = {  # in labels
+    ",": "a,b: the same box on ranks a and b (replicas)",
+    "-": "a-c: the same box on ranks a to c (replicas)",
 }
 
 
@@ -54,24 +58,33 @@ def draw_layout(
 
     Boxes are to scale and carry their ranks: `0`, replicas `0,1`, pending addends `0+1`. From
     three dims on there is one picture for each slab between cuts of the leading dims, at most
-    `max_slices` of them. `itemsize` adds bytes to the legend, `world_size` the ranks that hold
-    nothing. The picture takes the console's width at most, or `width` if that is less; it aims at
-    `height` lines but takes what its cuts need.
+    `max_slices` of them. `itemsize` adds bytes to the legend, `world_size` the ranks below it that
+    hold nothing. The picture takes the console's width at most, or `width` if that is less; it
+    aims at `height` lines but takes what its cuts need.
 
     >>> from shardwise.geometry import Box, Layout
     >>> draw_layout(Layout((4,), [Box((0,), (4,))], [0])).layout.shape
     (4,)
     """
-    if width is not None and width < _LEAST_WIDTH:
-        raise ArgumentValueError("width", expected=f"at least {_LEAST_WIDTH} columns", got=width)
-    for name, count in (("height", height), ("max_slices", max_slices)):
-        if count < 1:
-            raise ArgumentValueError(name, expected="at least 1", got=count)
-    if world_size is not None and layout.ranks and layout.ranks[-1] >= world_size:
-        raise ArgumentValueError(
-            "world_size", expected=f"more than {layout.ranks[-1]}, a rank here", got=world_size
+    if not isinstance(layout, Layout):
+        raise ArgumentTypeError(
+            "layout",
+            expected="a Layout",
+            got=type(layout).__name__,
+            fix="Call spec.layout(shape) first.",
         )
-    return LayoutDrawing(layout, title, width, height, color, itemsize, world_size, max_slices)
+    if title is not None and not isinstance(title, str):
+        raise ArgumentTypeError("title", expected="a str or None", got=type(title).__name__)
+    return LayoutDrawing(
+        layout,
+        title,
+        width=None if width is None else whole_number(width, "width", least=_LEAST_WIDTH),
+        height=whole_number(height, "height", least=1),
+        color=color,
+        itemsize=None if itemsize is None else whole_number(itemsize, "itemsize", least=1),
+        world_size=None if world_size is None else whole_number(world_size, "world_size", least=1),
+        max_slices=whole_number(max_slices, "max_slices", least=1),
+    )
 
 
 def print_layout(
@@ -116,7 +129,14 @@ class LayoutDrawing:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=self._room(options))
         segments = console.render(Group(*self._parts(console, options)), options)
-        yield from segments if self.color else Segment.strip_styles(segments)
+        if not self.color or console.color_system is None:
+            yield from _without_trailing_blanks(segments)
+        elif console.color_system in ("standard", "windows"):
+            yield from (
+                s._replace(style=s.style and sixteen_color_style(s.style)) for s in segments
+            )
+        else:
+            yield from segments
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         options = options.update(width=self._room(options))
@@ -129,7 +149,7 @@ class LayoutDrawing:
 
     def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if self.title is not None:
-            yield Text(self.title, "bold")
+            yield Text(_encodable(self.title, console.encoding), "bold")
         yield Text(repr(self.layout), "dim" if self.title is not None else "")
         legend = Legend.of(self.layout, itemsize=self.itemsize, world_size=self.world_size)
         regions = Regions.of(self.layout)
@@ -147,7 +167,7 @@ class LayoutDrawing:
         room = self._picture_room(options.max_width, len(planes))
         pictures = [draw_plane(plane, room, ascii_only=options.ascii_only) for plane in planes]
         keyed = any(picture.keyed for picture in pictures)
-        column = Group(*_with_rest(legend.table(0, legend.num_shown, keyed=keyed), legend))
+        column = Group(*_with_words(legend.table(0, len(legend.rows), keyed=keyed), legend))
         beside = pictures[0].width + _GAP + _width_of(column, console, options) <= options.max_width
         if len(pictures) == 1 and planes[0].name is None and beside:
             yield _in_row([pictures[0], column])
@@ -157,8 +177,8 @@ class LayoutDrawing:
                 yield Text(f"... and {more:,} more slices", "italic")
             yield from _legend_parts(legend, console, options, keyed=keyed)
         yield from _captions(pictures)
-        labelled = not all(picture.keyed for picture in pictures)
-        yield from _notes(regions, keyed=keyed, labelled=labelled)
+        labels = frozenset[str]().union(*(picture.labels for picture in pictures))
+        yield from _notes(regions, keyed=keyed, labels=labels)
 
     def _picture_room(self, width: int, num_pictures: int) -> Room:
         """Room for one picture: many are smaller, and two stand in a row at least if keyed."""
@@ -166,6 +186,18 @@ class LayoutDrawing:
             return Room(width, keyed_width=width, height=self.height, most_lines=64)
         half = (width - _GAP) // 2
         return Room(width, keyed_width=half, height=-(-self.height // 2), most_lines=32)
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """`text` with escapes for the characters that a console of this encoding cannot print."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _without_trailing_blanks(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The lines as plain text."""
+    for line in Segment.split_lines(segments):
+        yield Segment("".join(segment.text for segment in line).rstrip())
+        yield Segment.line()
 
 
 def _in_row(parts: list[RenderableType]) -> Table:
@@ -194,17 +226,17 @@ def _width_of(part: RenderableType, console: Console, options: ConsoleOptions) -
     return Measurement.get(console, options, part).maximum
 
 
-def _with_rest(table: RenderableType, legend: Legend) -> list[RenderableType]:
-    return [table] if legend.rest is None else [table, Text(legend.rest, "italic")]
+def _with_words(table: RenderableType, legend: Legend) -> list[RenderableType]:
+    return [table, *(Text(words, "italic") for words in legend.words)]
 
 
 def _legend_parts(
     legend: Legend, console: Console, options: ConsoleOptions, *, keyed: bool
 ) -> list[RenderableType]:
     """The legend over the whole width, in as many columns as it takes to stay short."""
-    count = legend.num_shown
+    count = len(legend.rows)
     if not count:
-        return []
+        return [Text(words, "italic") for words in legend.words]
     width = _width_of(legend.table(0, count, keyed=keyed), console, options) + _GAP
     most = max(1, (options.max_width + _GAP) // width)
     lines = max(4, -(-count // most))
@@ -212,7 +244,7 @@ def _legend_parts(
     tables: list[RenderableType] = [
         legend.table(start, min(start + lines, count), keyed=keyed) for start in starts
     ]
-    return _with_rest(_in_row(tables), legend)
+    return _with_words(_in_row(tables), legend)
 
 
 def _captions(pictures: list[Picture]) -> Iterator[Text]:
@@ -221,19 +253,23 @@ def _captions(pictures: list[Picture]) -> Iterator[Text]:
             yield Text(caption, "italic")
 
 
-def _notes(regions: Regions, *, keyed: bool, labelled: bool) -> Iterator[Text]:
+def _notes(regions: Regions, *, keyed: bool, labels: frozenset[str]) -> Iterator[Text]:
     """What the characters in the picture mean, as far as they occur."""
     layout = regions.layout
     if keyed:
         note = "each character is the key of a rank"
         if len(regions.rows) > len(regions):
             note += "; keys alternate where several ranks hold one box"
-        if layout.ranks[-1] >= NUM_KEYS:
+        if len(layout.ranks) > NUM_KEYS:
             note += f"; keys repeat after {NUM_KEYS} ranks"
         yield Text(note, "italic")
-    if labelled and regions.has_replicas:
-        yield Text("a,b: the same box on ranks a and b (replicas)", "italic")
+    for sign, meaning in _SIGNS.items():
+        if any(sign in label for label in labels):
+            yield Text(meaning, "italic")
+    for dots in ("…", ".."):
+        if any(label.endswith(dots) for label in labels):
+            yield Text(f"a{dots}: on rank a and others", "italic")
     if layout.pending is not None:
         note = f"pending {layout.pending}: the value is {_REDUCED[layout.pending]} of the terms"
-        lead = "a+b: a term on rank a and one on rank b; " if labelled else ""
+        lead = "a+b: a term on rank a and one on rank b; " if any("+" in s for s in labels) else ""
         yield Text(lead + note, "italic")
