@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
 from shardwise.testing.local_run import run_local
@@ -47,6 +54,15 @@ class TwoPartError(Exception):
 
     def __init__(self, part: str, other: str) -> None:
         super().__init__(f"{part} and {other}")
+
+
+class MuteError(Exception):
+    """An exception whose own text is a bug."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
 
 
 def _sum_of_ranks(rank: int) -> float:
@@ -144,6 +160,79 @@ def test_ranks_share_the_callers_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_local(lambda rank: os.getcwd(), 1) == [str(tmp_path)]
 
 
+def test_ranks_stay_where_they_are_when_the_callers_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(RankFailure, match="SystemExit"):
+        run_local(lambda rank: sys.exit(), 2)
+    pids = run_local(_pid, 2)  # new processes
+    assert run_local(_pid, 2) == pids
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+
+
+def test_ranks_have_the_callers_way_to_start_processes() -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    expected = before or multiprocessing.get_all_start_methods()[0]
+    assert run_local(lambda rank: multiprocessing.get_start_method(), 1) == [expected]
+    assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def test_a_data_loader_has_workers_for_a_class_that_ranks_cannot_import() -> None:
+    class Squares(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index**2
+
+    def loaded(rank: int) -> list[int]:
+        return [int(x) for x in DataLoader(Squares(), batch_size=None, num_workers=2)]
+
+    assert run_local(loaded, 2) == [[0, 1, 4, 9]] * 2
+
+
+def test_what_a_function_sets_in_torch_ends_with_its_call() -> None:
+    def state(rank: int) -> tuple[object, ...]:
+        return (
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_num_threads(),
+            list(warnings.filters),
+        )
+
+    def change(rank: int) -> tuple[object, ...]:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_num_threads(2)
+        warnings.simplefilter("error")
+        return state(rank)
+
+    before = run_local(state, 1)
+    changed = run_local(change, 1)
+    assert all(new != old for new, old in zip(changed[0], before[0], strict=True))
+    assert run_local(state, 1) == before
+
+
+def test_every_rank_and_call_draws_numbers_of_its_own() -> None:
+    def draw(rank: int) -> list[float]:
+        drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        return drawn
+
+    calls = [*run_local(draw, 2), *run_local(draw, 2)]
+    assert all(len(set(column)) == 4 for column in zip(*calls, strict=True))
+
+
 def test_ranks_use_one_thread_and_gloo() -> None:
     found = run_local(lambda rank: (torch.get_num_threads(), dist.get_backend()), 2)
     assert found == [(1, "gloo"), (1, "gloo")]
@@ -222,6 +311,40 @@ def test_functions_of_importable_modules_travel_by_name(
     assert run_local(module.is_imported, 2) == [True, True]
 
 
+def test_ranks_run_an_edited_module_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_part.py").write_text("VALUE = 1")
+    (tmp_path / "edited.py").write_text(
+        "import edited_part\ndef value(rank): return edited_part.VALUE"
+    )
+    part = importlib.import_module("edited_part")
+    module = importlib.import_module("edited")
+    assert run_local(module.value, 2) == [1, 1]
+    pids = run_local(_pid, 2)
+    assert run_local(_pid, 2) == pids  # as long as nothing changes
+
+    (tmp_path / "edited_part.py").write_text("VALUE = 1000")
+    importlib.reload(part)
+    assert run_local(module.value, 2) == [1000, 1000]
+
+
+def test_what_a_module_sets_while_it_is_imported_stays_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "in_double.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\n"
+        "def dtype(rank): return torch.get_default_dtype()"
+    )
+    before = torch.get_default_dtype()
+    module = importlib.import_module("in_double")
+    torch.set_default_dtype(before)
+    assert run_local(module.dtype, 1) == [torch.float64]
+    assert run_local(module.dtype, 1) == [torch.float64]
+    (tmp_path / "in_double.py").unlink()  # the ranks that imported it are replaced
+    assert run_local(lambda rank: torch.get_default_dtype(), 1) == [before]
+
+
 def test_results_are_instances_of_the_callers_own_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +404,28 @@ def test_an_interrupt_that_reaches_the_ranks_is_left_to_the_caller() -> None:
     assert run_local(lambda rank: os.kill(os.getpid(), signal.SIGINT), 2) == [None, None]
 
 
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    def start(rank: int, folder: Path) -> None:
+        process = subprocess.Popen(["sleep", "60"])
+        (folder / "pid").write_text(str(process.pid))
+        _busy()
+
+    with pytest.raises(RankFailure, match="still running after 2 s"):
+        run_local(start, 1, tmp_path, timeout=2)
+    child = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + HANG_GUARD
+    while _is_running(child):
+        assert time.monotonic() < end
+
+
+def _is_running(pid: int) -> bool:
+    """Whether it runs; an ended process that nobody has waited for yet does not."""
+    found = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    return found.stdout.strip()[:1] not in ("", "Z")
+
+
 # ---- failures ----
 
 
@@ -323,6 +468,17 @@ def test_an_exception_that_cannot_be_rebuilt_is_still_told() -> None:
     failure = _failure_of(raise_two_parts, 1)
     assert "rank 0 raised TwoPartError: salt and pepper" in str(failure)
     assert failure.__cause__ is None
+
+
+def test_an_exception_without_a_text_is_still_told() -> None:
+    def raise_mute(rank: int) -> None:
+        if rank == 1:
+            raise MuteError
+
+    failure = _failure_of(raise_mute, 2)
+    begin = "rank 1 raised MuteError: (its text raised RuntimeError)\nTraceback"
+    assert failure.failures[1].startswith(begin)
+    assert "in raise_mute" in failure.failures[1]
 
 
 def test_a_failure_can_be_pickled() -> None:
@@ -371,11 +527,11 @@ def test_a_hang_ends_with_the_stacks_of_the_hung_ranks() -> None:
         if rank == 1:
             dist.barrier()
 
-    failure = _failure_of(hang_in_two_ways, 3, timeout=2)
+    failure = _failure_of(hang_in_two_ways, 3, timeout=6)
     assert sorted(failure.failures) == [0, 1]
     for rank, frame in ((0, " in _busy"), (1, " in barrier")):
         story = failure.failures[rank]
-        assert story.startswith(f"rank {rank} was still running after 2 s and was ended\n")
+        assert story.startswith(f"rank {rank} was still running after 6 s and was ended\n")
         assert frame in story
         assert " in hang_in_two_ways" in story
         assert "end_with_parent" not in story
@@ -399,6 +555,50 @@ def test_a_process_group_that_cannot_begin_is_the_ranks_failure(
 def test_arguments_that_cannot_be_pickled_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="expected values that can be pickled, got TypeErr"):
         run_local(lambda rank, lock: None, 2, threading.Lock())
+
+
+def test_arguments_that_fail_to_pickle_without_a_text_are_refused() -> None:
+    class Mute:
+        def __reduce__(self) -> str:
+            raise MuteError
+
+    with pytest.raises(ArgumentTypeError, match="got MuteError: "):
+        run_local(lambda rank, mute: None, 2, Mute())
+
+
+def test_a_world_size_may_be_any_integer() -> None:
+    assert run_local(lambda rank: dist.get_world_size(), np.int64(2)) == [2, 2]
+
+
+@pytest.mark.parametrize("timeout", [None, "60", True, 1j])
+def test_a_timeout_of_the_wrong_type_is_refused(timeout: float) -> None:
+    with pytest.raises(ArgumentTypeError, match="timeout of run_local: expected a number of sec"):
+        run_local(_pid, 1, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, -math.inf])
+def test_a_timeout_that_is_not_positive_is_refused(timeout: float) -> None:
+    with pytest.raises(ArgumentValueError, match=f"seconds above 0, got {float(timeout)}"):
+        run_local(_pid, 1, timeout=timeout)
+
+
+def test_a_function_already_called_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="fn of run_local: expected a function, got 5"):
+        run_local(5, 1)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_arguments_that_do_not_fit_the_function_are_refused() -> None:
+    def keyword_only(rank: int, *, scale: int) -> int:
+        return rank * scale
+
+    call = r"called as fn\(rank, \*args\): expected to take the rank and 1 more"
+    with pytest.raises(ArgumentTypeError, match=call) as caught:
+        run_local(_pid, 2, 10)  # type: ignore[arg-type]  # the point of the test
+    assert "too many positional arguments" in str(caught.value)
+    with pytest.raises(ArgumentTypeError, match=r"missing a .*'scale'.*functools\.partial"):
+        run_local(keyword_only, 2)  # type: ignore[arg-type]  # the point of the test
+    assert run_local(functools.partial(keyword_only, scale=3), 2) == [0, 3]
+    assert run_local(max, 2, 1) == [1, 1]  # a builtin without a signature
 
 
 @pytest.mark.parametrize("world_size", [2.0, True, "2", None])
@@ -439,10 +639,11 @@ def _output_of(script: str, tmp_path: Path) -> tuple[int, list[int]]:
 
 
 UNGUARDED = """
-import os
+import multiprocessing, os
 from shardwise.testing.local_run import run_local
 
 print(*run_local(lambda rank: os.getpid(), 2), flush=True)
+multiprocessing.set_start_method("spawn")  # raises if run_local has settled it
 
 child = os.fork()
 if child == 0:
@@ -461,11 +662,12 @@ def test_a_script_needs_no_guard_may_fork_and_takes_its_ranks_along(tmp_path: Pa
 
 
 KILLED = """
-import os, signal, time
+import os, signal, subprocess, time
 from shardwise.testing.local_run import run_local
 
 def kill_the_caller(rank, caller):
     print(rank)
+    subprocess.Popen(["sleep", "60"])
     os.kill(caller, signal.SIGKILL)
     end = time.monotonic() + 60
     while time.monotonic() < end:
@@ -475,6 +677,30 @@ run_local(kill_the_caller, 1, os.getpid())
 """
 
 
-def test_busy_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
-    # A rank that outlives the caller keeps stdout open, and reading it runs into the guard.
+def test_busy_ranks_and_their_children_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    # One that outlives the caller keeps stdout open, and reading it runs into the guard.
     assert _output_of(KILLED, tmp_path) == (-signal.SIGKILL, [0])
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from multiprocessing import forkserver
+from shardwise.testing.local_run import run_local
+
+def interrupt():
+    while forkserver._forkserver._forkserver_pid is None:
+        time.sleep(0.01)
+    time.sleep(0.3)  # it is importing torch now
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+try:
+    run_local(lambda rank: rank, 2)
+except KeyboardInterrupt:
+    print(*run_local(lambda rank: rank + 10, 2))
+"""
+
+
+def test_a_call_works_after_an_interrupt_of_the_very_first(tmp_path: Path) -> None:
+    assert _output_of(INTERRUPTED, tmp_path) == (0, [10, 11])

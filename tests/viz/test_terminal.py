@@ -19,7 +19,7 @@ from shardwise.geometry import REDUCE_OPS, Box, Boxes, Layout, block_cuts, even_
 from shardwise.geometry.splits import product_boxes
 from shardwise.viz import draw_layout, print_layout
 from shardwise.viz.bands import scaled_cells
-from shardwise.viz.colors import rank_color, rank_key, rank_style
+from shardwise.viz.colors import rank_color, rank_keys, rank_style
 from shardwise.viz.labels import box_label
 
 if TYPE_CHECKING:
@@ -523,7 +523,7 @@ def test_samples_show_the_owner_at_the_centre_of_each_cell() -> None:
     for i, line in enumerate(shown):
         row = (2 * i + 1) * 270 // (2 * rows)
         at = [(2 * j + 1) * 600 // (2 * columns) for j in range(columns)]
-        assert line == "".join(rank_key(owners[row // 3, column // 5]) for column in at)
+        assert line == "".join(rank_keys(owners[row // 3, [column // 5 for column in at]].tolist()))
     assert re.search(r"\ba +10 +\d", text)  # the legend has the keys
 
 
@@ -535,7 +535,7 @@ def test_many_rows_are_sampled_and_keep_their_labels() -> None:
 
 def test_more_columns_than_numbers_fit_are_named_by_keys() -> None:
     text = rendered(grid([even_cuts(640, 64)], range(64)))
-    assert in_boxes(text) == ["".join(map(rank_key, range(64)))]
+    assert in_boxes(text) == ["".join(rank_keys(range(64)))]
     assert "each character is the key of a rank; keys repeat after 62 ranks" in " ".join(
         text.split()
     )

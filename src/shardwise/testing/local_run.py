@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
+import operator
 import os
 import pickle
 import sys
@@ -9,13 +12,14 @@ import tempfile
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, TypeVarTuple
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
 from shardwise.testing.pickling import dumps_call
 from shardwise.testing.rank_pool import Exited, RankHandle, RankPool, is_rank_process, stacks_of
-from shardwise.testing.rank_process import Raised, Returned, Step, Task
+from shardwise.testing.rank_process import Closed, Raised, Returned, Step, Task, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +40,7 @@ _pool = RankPool("forkserver")
 
 def run_local(
     fn: Callable[[int, *Args], Result],
-    world_size: int,
+    world_size: SupportsIndex,
     *args: *Args,
     timeout: float = 60.0,
 ) -> list[Result]:
@@ -47,13 +51,18 @@ def run_local(
 
     `fn` runs with a gloo process group as the default one, one torch thread, torchrun's
     variables, and the caller's environment, `sys.path` and working folder. Lambdas, closures and
-    notebook functions will do; results come back by value. The processes stay for later calls
-    (so do modules they imported); each call has a process group of its own.
+    notebook functions will do; results come back by value. The processes stay for later calls.
+    Each call has a process group, random seeds, warning filters and torch defaults (dtype, device,
+    gradients, determinism) of its own; imported modules stay, with whatever `fn` changed in them,
+    until the source file of one is edited.
 
     Raises `RankFailure` when a rank raises, exits, or has not returned after `timeout` seconds;
     its message holds every rank's traceback or stacks, and the ranks are replaced.
     """
-    _check_call(world_size)
+    _check_not_in_a_rank()
+    world_size = _checked_world_size(world_size)
+    timeout = _checked_timeout(timeout)
+    _check_function(fn, args)
     name = f"run_local({getattr(fn, '__qualname__', repr(fn))}, world_size={world_size})"
     call = _pickled(name, (fn, args))
     # In this order, ranks that may still be using the folder are ended before it is removed.
@@ -71,7 +80,8 @@ def run_local(
                     timeout=timeout,
                     environ=dict(os.environ),
                     sys_path=tuple(sys.path),
-                    cwd=os.getcwd(),
+                    cwd=_cwd(),
+                    start_method=_start_method(),
                 )
             )
         answers = _answers(name, ranks, timeout)
@@ -82,21 +92,60 @@ def run_local(
     return results
 
 
-def _check_call(world_size: object) -> None:
+def _check_not_in_a_rank() -> None:
     if is_rank_process():
         raise RankFailure(
             "run_local was called inside a rank of run_local",
             fix="Call it outside; for fewer ranks inside, use torch.distributed.new_group().",
         )
-    fix = "Write: run_local(fn, world_size=2); the arguments of fn follow after it."
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+
+
+def _checked_world_size(world_size: SupportsIndex) -> int:
+    what = "world_size of run_local"
+    fix = "Write: run_local(fn, 2); the arguments of fn follow after it."
+    try:
+        number = None if isinstance(world_size, bool) else operator.index(world_size)
+    except TypeError:
+        number = None
+    if number is None:
+        raise ArgumentTypeError(what, expected="a whole number", got=repr(world_size), fix=fix)
+    if number < 1:
+        raise ArgumentValueError(what, expected="at least 1 rank", got=number, fix=fix)
+    return number
+
+
+def _checked_timeout(timeout: object) -> float:
+    what, expected = "timeout of run_local", "a number of seconds above 0"
+    fix = "Write: timeout=60.0, or timeout=math.inf to wait for ever."
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise ArgumentTypeError(what, expected=expected, got=repr(timeout), fix=fix)
+    seconds = float(timeout)
+    if not seconds > 0:  # nan is not
+        raise ArgumentValueError(what, expected=expected, got=seconds, fix=fix)
+    return seconds
+
+
+def _check_function(fn: object, args: tuple[object, ...]) -> None:
+    if not callable(fn):
         raise ArgumentTypeError(
-            "world_size of run_local", expected="a whole number", got=repr(world_size), fix=fix
+            "fn of run_local",
+            expected="a function",
+            got=repr(fn),
+            fix="Write: run_local(fn, 2), without calling fn.",
         )
-    if world_size < 1:
-        raise ArgumentValueError(
-            "world_size of run_local", expected="at least 1 rank", got=world_size, fix=fix
-        )
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(0, *args)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            "fn of run_local, called as fn(rank, *args)",
+            expected=f"to take the rank and {len(args)} more",
+            got=f"fn{signature}: {error}",
+            fix="For keyword arguments, write: run_local(functools.partial(fn, name=value), 2).",
+        ) from None
 
 
 def _pickled(name: str, call: object) -> bytes:
@@ -106,9 +155,22 @@ def _pickled(name: str, call: object) -> bytes:
         raise ArgumentTypeError(
             f"{name} function and arguments",
             expected="values that can be pickled",
-            got=f"{type(error).__name__}: {error}",
+            got=headline(error),
             fix="Make such values inside the function.",
         ) from error
+
+
+def _cwd() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder was removed
+        return None
+
+
+def _start_method() -> str:
+    # Asking for the default one would settle it, and the caller may want to set another later.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def _current_pool() -> RankPool:
@@ -120,10 +182,12 @@ def _current_pool() -> RankPool:
     return _pool
 
 
-def _answers(name: str, ranks: Sequence[RankHandle], timeout: float) -> dict[int, Returned | Step]:
+def _answers(
+    name: str, ranks: Sequence[RankHandle], timeout: float
+) -> dict[int, Returned | Closed | Step]:
     """Every rank's next message; raises `RankFailure` if one failed or stayed silent."""
     heard = _heard(ranks, timeout)
-    good = {rank: a for rank, a in heard.items() if isinstance(a, Returned | Step)}
+    good = {rank: a for rank, a in heard.items() if isinstance(a, Returned | Closed | Step)}
     if len(good) == len(ranks):
         return good
     exited = {rank: a for rank, a in heard.items() if isinstance(a, Exited)}
@@ -140,10 +204,10 @@ def _answers(name: str, ranks: Sequence[RankHandle], timeout: float) -> dict[int
 
 def _heard(
     ranks: Sequence[RankHandle], timeout: float
-) -> dict[int, Returned | Raised | Step | Exited]:
+) -> dict[int, Returned | Raised | Closed | Step | Exited]:
     """The next message of each rank that speaks or dies in time, in order of arrival."""
     deadline = time.monotonic() + timeout
-    heard: dict[int, Returned | Raised | Step | Exited] = {}
+    heard: dict[int, Returned | Raised | Closed | Step | Exited] = {}
     while len(heard) < len(ranks) and (left := deadline - time.monotonic()) > 0:
         silent = {rank: h for rank, h in enumerate(ranks) if rank not in heard}
         ready = wait([s for h in silent.values() for s in h.sources], min(left, _LONGEST_WAIT))
@@ -174,10 +238,10 @@ def _first_exception(raised: Iterable[Raised]) -> BaseException | None:
     return None
 
 
-def _loaded(name: str, rank: int, answer: Returned | Step) -> Any:
+def _loaded(name: str, rank: int, answer: Returned | Closed | Step) -> Any:
     assert isinstance(answer, Returned)
     try:
         return pickle.loads(answer.result)
     except Exception as error:
-        story = f"rank {rank} returned a value that cannot be unpickled: {error!r}"
+        story = f"rank {rank} returned a value that cannot be unpickled: {headline(error)}"
         raise RankFailure(f"{name}: {story}", failures={rank: story}) from error

@@ -8,19 +8,23 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardwise.errors import RankFailure
 from shardwise.testing.rank_process import (
     STACKS_SIGNAL,
+    Closed,
     Raised,
     Returned,
+    SourceFile,
     Step,
     Task,
     end_with_parent,
+    headline,
     serve,
 )
 
@@ -35,6 +39,7 @@ __all__ = ["Exited", "RankHandle", "RankPool", "is_rank_process", "stacks_of"]
 _NAME = "shardwise rank"
 _START_LIMIT = 120.0  # torch's first import, from a cold disk
 _END_LIMIT = 5.0
+_SERVER_PAUSE = 0.2  # for a fork server that died to be seen as dead
 _STACKS_LIMIT = 1.0  # until a rank begins to write its stacks ...
 _STACKS_PAUSE = 0.05  # ... and after which silence they are complete
 
@@ -53,6 +58,7 @@ class RankHandle:
     process: BaseProcess
     connection: Connection[Any, Any]
     stacks: Connection[Any, Any]  # faulthandler's raw text, no messages
+    imported: set[SourceFile] = field(default_factory=set)  # by its calls so far
 
     @property
     def sources(self) -> tuple[Connection[Any, Any], int]:
@@ -64,18 +70,32 @@ class RankHandle:
         with suppress(OSError):
             self.connection.send(message)
 
-    def receive(self) -> Returned | Raised | Step | Exited:
+    def receive(self) -> Returned | Raised | Closed | Step | Exited:
         """The rank's next message, or its end. Call it when one of `sources` is ready."""
         try:
             # A process that answered and then ended has still answered.
             if self.connection.poll():
                 message = self.connection.recv()
-                assert isinstance(message, Returned | Raised | Step)
+                assert isinstance(message, Returned | Raised | Closed | Step)
+                if isinstance(message, Closed):
+                    self.imported.update(message.imported)
                 return message
         except (EOFError, OSError):
             pass
         self.process.join(_END_LIMIT)
         return Exited(_last_words(self.process.exitcode, self.read_stacks(wait=0.0)))
+
+    def is_stale(self) -> bool:
+        """Whether a module that the rank has imported was edited since."""
+        return any(SourceFile.now(file.path) != file for file in self.imported)
+
+    def kill(self) -> None:
+        """End the rank and the processes it started."""
+        # Not for a rank that is gone: its number may be another's by now.
+        if self.process.is_alive() and self.process.pid is not None:
+            with suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # one that had no time to lead a group
 
     def read_stacks(self, wait: float) -> str:
         """What faulthandler wrote; empty if it does not begin within `wait` seconds."""
@@ -134,7 +154,11 @@ class RankPool:
 
     def _start_missing(self, world_size: int) -> None:
         alive = {rank for rank, handle in self._ranks.items() if handle.process.is_alive()}
-        missing = sorted(set(range(world_size)) - alive)
+        # A new process, and not a second import in the old one: what a module registered with
+        # torch or with other modules cannot be taken back.
+        stale = {rank for rank in alive if rank < world_size and self._ranks[rank].is_stale()}
+        self._end(sorted(stale))
+        missing = sorted(set(range(world_size)) - (alive - stale))
         for rank in missing:
             self._ranks[rank] = _start(_context(self._start_method), rank)
         for rank in missing:
@@ -153,7 +177,7 @@ class RankPool:
     def _end(self, ranks: Sequence[int]) -> None:
         handles = [self._ranks.pop(rank) for rank in ranks if rank in self._ranks]
         for handle in handles:
-            handle.process.kill()
+            handle.kill()
         for handle in handles:
             handle.process.join(_END_LIMIT)
             handle.connection.close()
@@ -169,6 +193,9 @@ def _context(
 ) -> ForkServerContext | SpawnContext:
     if start_method == "spawn":
         return multiprocessing.get_context("spawn")
+    # Python has one fork server per process. A caller that uses it, too, shares ours: its
+    # processes find torch imported, and if it came first, ours find what it preloaded instead
+    # (then each rank imports torch itself).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", serve.__module__])
     return context
@@ -177,14 +204,38 @@ def _context(
 def _start(context: ForkServerContext | SpawnContext, rank: int) -> RankHandle:
     connection, far_connection = context.Pipe()
     stacks, far_stacks = context.Pipe(duplex=False)
-    process = context.Process(
-        target=serve, args=(far_connection, far_stacks), name=f"{_NAME} {rank}"
-    )
-    with _blank_main():
-        process.start()
-    far_connection.close()
-    far_stacks.close()
+    with far_connection, far_stacks:
+        try:
+            process = _started(context, rank, far_connection, far_stacks)
+        except (EOFError, OSError):
+            # The fork server was ended, say by a ^C while it imported torch. multiprocessing
+            # starts another.
+            time.sleep(_SERVER_PAUSE)
+            try:
+                process = _started(context, rank, far_connection, far_stacks)
+            except (EOFError, OSError) as error:
+                raise RankFailure(
+                    "process of run_local",
+                    rank=rank,
+                    expected="to be started",
+                    got=headline(error),
+                    fix="The stderr of this process may say why; are there too many processes?",
+                ) from error
     return RankHandle(process, connection, stacks)
+
+
+def _started(
+    context: ForkServerContext | SpawnContext, rank: int, *connections: Connection[Any, Any]
+) -> BaseProcess:
+    process = context.Process(target=serve, args=connections, name=f"{_NAME} {rank}")
+    default = multiprocessing.get_start_method(allow_none=True)
+    try:
+        with _blank_main(), _existing_cwd():
+            process.start()
+    finally:
+        # A start settles an open default, and the caller may still want to choose one.
+        multiprocessing.set_start_method(default, force=True)
+    return process
 
 
 @contextmanager
@@ -200,6 +251,23 @@ def _blank_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _existing_cwd() -> Iterator[None]:
+    """Leaves a working folder that was removed; multiprocessing and torch's import need one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        gone = os.open(".", os.O_RDONLY)
+        os.chdir(os.sep)
+        try:
+            yield
+        finally:
+            os.fchdir(gone)
+            os.close(gone)
+    else:
+        yield
 
 
 def _last_words(code: int | None, stacks: str) -> str:

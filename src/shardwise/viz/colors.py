@@ -5,11 +5,15 @@ from __future__ import annotations
 import colorsys
 import string
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from rich.color import Color
 from rich.style import Style
 
-__all__ = ["NUM_KEYS", "rank_color", "rank_key", "rank_style", "sixteen_color_style"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["NUM_KEYS", "rank_color", "rank_keys", "rank_style", "sixteen_color_style"]
 
 # Tableau's ten: far apart, and readable beside each other on dark and on light terminals.
 _FIRST = (
@@ -60,9 +64,13 @@ def sixteen_color_style(style: Style) -> Style:
     return Style(color=ink.name, bgcolor=ground.name, bold=style.bold)
 
 
-def rank_key(place: int) -> str:
-    """The character for the rank at `place` of a layout's ranks; repeats after `NUM_KEYS`."""
-    return _KEYS[place % NUM_KEYS]
+def rank_keys(ranks: Sequence[int]) -> list[str]:
+    """A character for each of a layout's ranks; they repeat after `NUM_KEYS`.
+
+    Rank 7 is `7` and rank 10 is `a`, unless a rank is too large for that: then they are numbered.
+    """
+    numbers = ranks if max(ranks, default=0) < NUM_KEYS else range(len(ranks))
+    return [_KEYS[number % NUM_KEYS] for number in numbers]
 
 
 def _is_light(color: Color) -> bool:

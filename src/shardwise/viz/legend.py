@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.viz.colors import rank_key, rank_style
+from shardwise.viz.colors import rank_keys, rank_style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,8 @@ class Legend:
         np.add.at(elements, place, layout.boxes.volumes)
         order = np.argsort(elements == 0, kind="stable")
         shown, hidden = np.sort(order[:_MOST_HOLDERS]).tolist(), order[_MOST_HOLDERS:]
-        rows = [LegendRow(rank_key(i), *map(int, (ranks[i], boxes[i], elements[i]))) for i in shown]
+        keys = rank_keys(layout.ranks)
+        rows = [LegendRow(keys[i], *map(int, (ranks[i], boxes[i], elements[i]))) for i in shown]
         words = [_more(len(hidden), int((elements[hidden] == 0).sum()))] if len(hidden) else []
 
         idle = _idle_runs(layout.ranks, world_size or 0)

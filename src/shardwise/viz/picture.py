@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from shardwise.viz.bands import Bands, column_bands, row_bands
-from shardwise.viz.colors import rank_key, rank_style
+from shardwise.viz.colors import rank_keys, rank_style
 from shardwise.viz.labels import NUM_LEVELS, box_label
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ def _canvas(
     paint = _stripes(plane, seen, area, breadth=2 if columns.ruled else 1)
     if not columns.ruled:
         ranks, where = np.unique(paint, return_inverse=True)
-        places = np.searchsorted(plane.regions.layout.ranks, ranks).tolist()
-        keys = np.array([rank_key(place) for place in places])
+        holders = plane.regions.layout.ranks
+        keys = np.array(rank_keys(holders))[
+            np.searchsorted(holders, ranks).clip(max=len(holders) - 1)
+        ]
         chars = np.where(area >= 0, keys[where.reshape(paint.shape)], chars)
         return chars, paint, frozenset()
     insides = (_inside(rows, columns, first[i], last[i]) for i in seen)
