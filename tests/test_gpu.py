@@ -32,10 +32,10 @@ def nccl(tmp_path: Path) -> Iterator[None]:
 def test_the_default_device_under_nccl_is_the_ranks_own_gpu() -> None:
     spec = shardwise.chunk(0)
     assert [str(placement) for placement in spec.placements] == ["rank:0/cuda:0"]
-    assert spec.devices((4,), 0) == (torch.device("cuda:0"),)
+    assert spec.local_devices((4,), 0) == (torch.device("cuda:0"),)
 
 
 @pytest.mark.usefixtures("nccl")
 def test_a_mesh_of_gpus_places_shards_on_gpus() -> None:
     spec = MeshShardingSpec(init_device_mesh("cuda", (1,)), [Shard(0)])
-    assert spec.devices((4,), 0) == (torch.device("cuda:0"),)
+    assert spec.local_devices((4,), 0) == (torch.device("cuda:0"),)

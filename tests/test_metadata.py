@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch.distributed.remote_device import _remote_device
 
-from shardwise.errors import ArgumentTypeError, MetadataError, PlacementError
+from shardwise.errors import (
+    ArgumentTypeError,
+    DeviceError,
+    MetadataError,
+    PickleError,
+    PlacementError,
+)
 from shardwise.geometry import Box
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import parse_placement, placement_at, rank_of
+from shardwise.sharding_spec import DevicePlacementSpec
 
 
 def test_shard_metadata_reads_and_prints_as_in_the_seed() -> None:
@@ -79,7 +86,7 @@ def test_metadata_survives_pickle_and_deepcopy(memory_format: torch.memory_forma
 
 
 def test_a_memory_format_that_cannot_be_written_is_refused() -> None:
-    with pytest.raises(MetadataError, match="memory_format"):
+    with pytest.raises(PickleError, match=r"Invalid torch.memory_format"):
         pickle.dumps(TensorProperties(memory_format=torch.channels_last_3d))
 
 
@@ -116,17 +123,51 @@ def test_placements_are_read_as_in_the_seed(text: str, rank: int, device: str) -
     assert parse_placement(placement) is placement
 
 
-@pytest.mark.parametrize("text", ["", "rank:1/cpu/0", "rank:-1/cpu", "rank:1/floppy", "a:b/cpu"])
+@pytest.mark.parametrize("text", ["", "rank:1/cpu/0", "rank:-1/cpu", "a:b/cpu"])
 def test_what_is_no_placement_is_refused(text: str) -> None:
     with pytest.raises(PlacementError, match=r"Could not parse remote_device.*E\.g\. 'rank:0/cpu'"):
         parse_placement(text)
 
 
+@pytest.mark.parametrize("text", ["rank:1/floppy", "rank:0/cuda:foo", "rank:0/cpu2"])
+def test_an_unknown_device_is_the_runtime_error_of_torch_too(text: str) -> None:
+    with pytest.raises(DeviceError, match="Invalid device string") as caught:
+        parse_placement(text)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_torch_device_is_a_placement() -> None:
+    assert DevicePlacementSpec(torch.device("cuda:0")).device == _remote_device("cuda:0")
+    assert parse_placement(torch.device("cpu")) == _remote_device("cpu")
+
+
+def test_an_assigned_placement_is_read_from_text() -> None:
+    shard = ShardMetadata([0], [4])
+    shard.placement = "rank:3/cpu"  # type: ignore[assignment]  # read from text
+    assert rank_of(shard.placement) == 3
+
+
+def test_a_pickle_with_an_unknown_memory_format_is_refused() -> None:
+    state = TensorProperties().__getstate__()
+    with pytest.raises(PickleError, match="encoding: 7"):
+        TensorProperties().__setstate__((*state[:3], 7, state[4]))
+
+
+def test_ends_beyond_64_bits_are_refused() -> None:
+    for offset, size in ((2**70, 4), (2**62, 2**62)):
+        with pytest.raises(MetadataError, match=r"ends below 2\*\*63"):
+            ShardMetadata([offset], [size])
+
+
 def test_a_bare_cuda_is_the_ranks_own_gpu_where_gpus_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert placement_at(6, "cuda") == _remote_device("rank:6/cuda:2")
     assert placement_at(6, "cuda:3") == _remote_device("rank:6/cuda:3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun with two of the four
+    assert placement_at(3, "cuda") == _remote_device("rank:3/cuda:1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert placement_at(6, "cuda") == _remote_device("rank:6/cuda")

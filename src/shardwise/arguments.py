@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
@@ -13,7 +13,9 @@ __all__ = ["is_whole_number", "items", "whole_number", "whole_numbers"]
 
 def is_whole_number(value: object) -> bool:
     """Whether `value` is an integer of any kind; a bool is none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool) and _index(value) is not None
+    if isinstance(value, bool) or getattr(value, "ndim", None):  # an array of one number is a list
+        return False
+    return _index(value) is not None
 
 
 def whole_number(value: object, what: str, *, least: int | None = 0) -> int:
@@ -29,7 +31,9 @@ def whole_number(value: object, what: str, *, least: int | None = 0) -> int:
 def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ...]:
     """`values` as a tuple of ints; raises an error about `what` if one is none or below `least`."""
     listed = items(values, what, of="whole numbers")
-    numbers = [None if isinstance(value, bool) else _index(value) for value in listed]
+    numbers = listed
+    if set(map(type, listed)) - {int}:  # numpy's or torch's, or wrong
+        numbers = [_index(value) if is_whole_number(value) else None for value in listed]
     found = tuple(number for number in numbers if number is not None)
     if len(found) != len(numbers):
         raise ArgumentTypeError(what, expected="whole numbers", got=_shown(values))
@@ -40,7 +44,8 @@ def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ..
 
 def items(values: object, what: str, *, of: str) -> list[Any]:
     """What `values` holds; raises an error about `what`, a list `of` something, if it is none."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    unordered = isinstance(values, Set | Mapping)
+    if unordered or isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ArgumentTypeError(what, expected=f"a list of {of}", got=_shown(values))
     return list(values)
 

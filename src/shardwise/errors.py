@@ -5,9 +5,11 @@ ShardwiseError
 │   └── TilingError                      boxes overlap, leave gaps or leave the tensor
 ├── LayoutError          ValueError      entries that are not a layout of this shape
 ├── PlacementError       ValueError      a placement that names no rank or no device
+│   └── DeviceError      RuntimeError    a device that torch does not know
 ├── SpecError            ValueError      a recipe that does not fit itself or the shape
 │   └── NamedDimError    NotImplementedError
 ├── MetadataError        ValueError      shard metadata that contradicts itself
+│   └── PickleError      RuntimeError    metadata that cannot be written or read
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "DeviceError",
     "GeometryError",
     "LayoutError",
     "MetadataError",
     "NamedDimError",
     "NotInitializedError",
     "OpError",
+    "PickleError",
     "PlacementError",
     "RankFailure",
     "ShardwiseError",
@@ -91,6 +95,10 @@ class PlacementError(ShardwiseError, ValueError):
     """A placement that names no rank, an unknown worker or no device."""
 
 
+class DeviceError(PlacementError, RuntimeError):
+    """A device that torch does not know."""
+
+
 class SpecError(ShardwiseError, ValueError):
     """A sharding spec that contradicts itself or does not fit the tensor's shape."""
 
@@ -101,6 +109,10 @@ class NamedDimError(SpecError, NotImplementedError):
 
 class MetadataError(ShardwiseError, ValueError):
     """Shard metadata that contradicts itself."""
+
+
+class PickleError(MetadataError, RuntimeError):
+    """Metadata that cannot be written to a pickle or read from one."""
 
 
 class ArgumentTypeError(ShardwiseError, TypeError):

@@ -32,6 +32,3 @@ class FrozenList(list[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenList, (list(self),)
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return self.__reduce__()  # list's own would append to the copy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.errors import ArgumentTypeError, MetadataError
+from shardwise.errors import ArgumentTypeError, MetadataError, PickleError
 from shardwise.frozen_list import FrozenList
 from shardwise.geometry.box import Box, Boxes, rows_of_ints
 from shardwise.placement import Placement, PlacementLike, parse_placement
@@ -59,10 +59,18 @@ class ShardMetadata:
         if min(sizes, default=0) < 0:
             raise MetadataError("shard_sizes should be >= 0", got=sizes)
         self.shard_offsets, self.shard_sizes = offsets, sizes
-        self.placement = None if placement is None else parse_placement(placement)
+        if any(a + n >= 2**63 for a, n in zip(offsets, sizes, strict=True)):
+            raise MetadataError(
+                "shard", expected="ends below 2**63", got=f"offsets {offsets}, sizes {sizes}"
+            )
+        object.__setattr__(
+            self, "placement", None if placement is None else parse_placement(placement)
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "placement" and hasattr(self, name):
+        if name == "placement":
+            value = None if value is None else parse_placement(value)
+        elif hasattr(self, name):
             raise ArgumentTypeError(
                 f"ShardMetadata.{name} cannot be set", fix="Make a new ShardMetadata."
             )
@@ -135,15 +143,18 @@ class TensorProperties:
 
     def __getstate__(self) -> tuple[Any, ...]:
         if self.memory_format not in _MEMORY_FORMATS:  # torch cannot pickle a memory format itself
-            raise MetadataError(
-                "memory_format", expected=list(_MEMORY_FORMATS), got=self.memory_format
+            raise PickleError(
+                f"Invalid torch.memory_format: {self.memory_format}", expected=list(_MEMORY_FORMATS)
             )
         encoding = _MEMORY_FORMATS[self.memory_format]
         return (self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.dtype, self.layout, self.requires_grad, encoding, self.pin_memory = state
-        self.memory_format = next(f for f, code in _MEMORY_FORMATS.items() if code == encoding)
+        by_code = {code: memory_format for memory_format, code in _MEMORY_FORMATS.items()}
+        if encoding not in by_code:
+            raise PickleError(f"Invalid torch.memory_format encoding: {encoding}")
+        self.memory_format = by_code[encoding]
 
 
 @dataclass

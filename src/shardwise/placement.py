@@ -6,13 +6,14 @@ Everywhere a placement is taken, such a string or a `torch.distributed._remote_d
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardwise._torch_compat import remote_device, rpc_worker_ranks
 from shardwise.arguments import items, whole_number
-from shardwise.errors import ArgumentTypeError, NotInitializedError, PlacementError
+from shardwise.errors import ArgumentTypeError, DeviceError, NotInitializedError, PlacementError
 from shardwise.frozen_list import FrozenList
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 Placement = remote_device
-PlacementLike = str | remote_device
+PlacementLike = str | torch.device | remote_device
 
 _FORMS = "'rank:<rank>/<device>', '<worker name>/<device>' or '<device>'"
 
@@ -37,7 +38,7 @@ def parse_placement(value: PlacementLike) -> Placement:
     """The placement that a string names; a placement is returned as it is."""
     if isinstance(value, remote_device):
         return value
-    if not isinstance(value, str):
+    if not isinstance(value, str | torch.device):
         raise ArgumentTypeError(
             "placement",
             expected=f"a string ({_FORMS}) or a torch.distributed._remote_device",
@@ -46,12 +47,16 @@ def parse_placement(value: PlacementLike) -> Placement:
         )
     try:
         return remote_device(value)
-    except (ValueError, RuntimeError) as error:  # torch.device raises RuntimeError
+    except ValueError as error:
         raise PlacementError(
             f"Could not parse remote_device: {value}",
             expected=_FORMS,
-            got=repr(value),
             fix="E.g. 'rank:0/cpu' or 'rank:3/cuda:1'.",
+        ) from error
+    except RuntimeError as error:  # of torch.device
+        raise DeviceError(
+            f"Could not parse remote_device: {value}: Invalid device string",
+            expected="a device such as 'cpu' or 'cuda:0'",
         ) from error
 
 
@@ -99,15 +104,17 @@ def rank_of(placement: Placement | None) -> int:
 def placement_at(rank: object, device: str | torch.device) -> Placement:
     """Placement of `rank` on `device`; a bare 'cuda' becomes that rank's own GPU where known.
 
-    Ranks are taken to be spread over hosts with as many GPUs as this one, as torchrun does.
+    Hosts are taken to be like this one: as many GPUs, and as many ranks, which torchrun's
+    LOCAL_WORLD_SIZE says.
     """
     number = whole_number(rank, "rank")
     try:
         kind = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise PlacementError(
+        raise DeviceError(
             "device", expected="a device such as 'cpu' or 'cuda:0'", got=repr(device)
         ) from error
     if kind == torch.device("cuda") and (num_gpus := torch.cuda.device_count()):
-        kind = torch.device("cuda", number % num_gpus)
+        num_local = int(os.environ.get("LOCAL_WORLD_SIZE", num_gpus))
+        kind = torch.device("cuda", number % num_local % num_gpus)
     return remote_device(f"rank:{number}/{kind}")

@@ -205,14 +205,18 @@ def test_a_hundred_thousand_shards_are_fine() -> None:
             r"\[0:2, 0:6\] on rank 0 and \[1:3, 0:6\] on rank 2 overlap in \[1:2, 0:6\]",
         ),
         (lambda: Layout((4, 6), HALVES, [0]), LayoutError, "owners: expected 2 whole numbers"),
-        (lambda: Layout((4, 6), HALVES, [0, -1]), LayoutError, "expected numbers >= 0, got -1"),
+        (lambda: Layout((4, 6), HALVES, [0, -1]), LayoutError, "expected numbers >= 0 and below"),
         (lambda: Layout((4, 6), HALVES, [0.0, 1.0]), LayoutError, "whole numbers"),  # type: ignore[list-item]  # wrong on purpose
         (
             lambda: Layout((4, 6), [*HALVES, HALVES[0]], [0, 1, 0]),
             LayoutError,
             "rank 0 holds box .* twice",
         ),
-        (lambda: Layout((4, 6), HALVES, [0, 1], terms=[0, 1]), LayoutError, "Pass pending='sum'"),
+        (
+            lambda: Layout((4, 6), HALVES, [0, 1], terms=[0, 1]),
+            LayoutError,
+            "expected both or neither, got terms",
+        ),
         (lambda: Layout((4, 6), HALVES, [0, 1], pending="xor"), LayoutError, "one of .*'sum'"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: Layout((4, 6), HALVES, [0, 1]).is_whole(2), LayoutError, "one of the 2 dims"),
         (lambda: Layout((4, -6), HALVES, [0, 1]), ShardwiseError, "numbers >= 0"),
@@ -230,6 +234,8 @@ def test_a_layout_cannot_change() -> None:
     layout = Layout((4, 6), HALVES, [0, 1])
     with pytest.raises(LayoutError, match="A Layout is a value"):
         layout.shape = (1,)
+    with pytest.raises(LayoutError, match="A Layout is a value"):
+        del layout.shape
     with pytest.raises(ValueError, match="read-only"):
         layout.owners[0] = 1
 
@@ -242,6 +248,41 @@ def test_a_box_of_other_dims_is_no_box_of_the_layout() -> None:
         layout.boxes_of("0")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="itemsize: expected a whole number >= 1, got 0"):
         layout.bytes_per_rank(0)
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+def test_copies_cannot_change_either(copied: Callable[[Any], Any]) -> None:
+    layout = Layout((4, 6), HALVES, [0, 1])
+    assert layout.grid is not None
+    again, boxes, grid = copied(layout), copied(layout.boxes), copied(layout.grid)
+    arrays = (again.boxes.starts, again.owners, boxes.starts, boxes.stops, grid.owners, *grid.cuts)
+    assert not any(array.flags.writeable for array in arrays)
+
+
+def test_the_callers_arrays_do_not_reach_into_a_layout() -> None:
+    base = np.array([[0], [2]])
+    view = base.view()
+    view.setflags(write=False)
+    layout = Layout((4,), Boxes(view, np.array([[2], [4]])), [0, 1])
+    base[0, 0] = 1
+    assert layout.boxes_of(0) == (Box((0,), (2,)),)
+
+
+def test_forgotten_operations_and_terms_are_refused() -> None:
+    whole = Box((0,), (4,))
+    with pytest.raises(LayoutError, match=r"entries with terms.*Pass pending='sum'"):
+        Layout.of((4,), [Entry(whole, 0, 0), Entry(whole, 1, 1)])
+    with pytest.raises(LayoutError, match="both or neither, got pending 'sum'"):
+        Layout((4,), [whole, whole], [0, 1], pending="sum")
+    with pytest.raises(LayoutError, match="below 2"):
+        Layout((4,), [whole], np.array([2**63 + 1], np.uint64))
+    with pytest.raises(LayoutError, match="whole numbers"):
+        Layout((4,), [whole], [True])
+
+
+def test_the_fingerprint_tells_empty_boxes_apart() -> None:
+    layouts = [Layout((4, 6), [*HALVES, Box((4, 0), (4, width))], [0, 1, 2]) for width in (0, 6)]
+    assert layouts[0].fingerprint != layouts[1].fingerprint
 
 
 def test_layouts_do_not_equal_other_things() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.errors import GeometryError
 from shardwise.geometry import Box, Boxes, intersecting_pairs, overlapping_pairs
 from shardwise.testing.strategies import boxes, shapes
 
@@ -45,6 +47,19 @@ def test_many_boxes_over_one_point_stop_at_the_limit() -> None:
     size = np.arange(1, 20_001)[:, None] * np.ones((1, 2), np.int64)
     nested = Boxes(np.zeros_like(size, dtype=np.int64), size.astype(np.int64))
     assert len(overlapping_pairs(nested, limit=3)) == 3
+
+
+def test_every_pair_is_compared_when_there_are_millions() -> None:
+    rows, columns = np.arange(1500)[:, None], np.zeros((1500, 1), np.int64)
+    flat = Boxes(np.hstack([rows, columns]), np.hstack([rows + 1, columns + 1500]))
+    tall = Boxes(np.hstack([columns, rows]), np.hstack([columns + 1500, rows + 1]))
+    i, j = intersecting_pairs(flat, tall)
+    assert len(np.unique(1500 * i + j)) == len(i) == 1500 * 1500
+
+
+def test_sets_of_different_dims_are_refused() -> None:
+    with pytest.raises(GeometryError, match="expected 1 dims, got 0"):
+        intersecting_pairs(Boxes.of([], 1), Boxes.of([], 0))
 
 
 def test_long_thin_boxes_beside_each_other_do_not_overlap() -> None:

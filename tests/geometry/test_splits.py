@@ -17,7 +17,7 @@ from shardwise.geometry import (
     sized_cuts,
     weighted_sizes,
 )
-from shardwise.geometry.splits import product_boxes
+from shardwise.geometry.splits import even_piece, product_boxes
 from shardwise.testing.strategies import shapes, split_sizes
 
 if TYPE_CHECKING:
@@ -29,6 +29,20 @@ def test_even_cuts_are_those_of_torch_chunk(size: int, parts: int) -> None:
     lengths = np.diff(even_cuts(size, parts)).tolist()
     expected = [len(chunk) for chunk in torch.arange(size).chunk(parts)]
     assert lengths == expected + [0] * (parts - len(expected))
+
+
+@given(st.integers(0, 40), st.integers(1, 12), st.data())
+def test_an_even_piece_is_that_of_the_cuts(size: int, parts: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, parts - 1))
+    assert (
+        list(even_piece(size, parts, index)) == even_cuts(size, parts)[index : index + 2].tolist()
+    )
+
+
+def test_even_cuts_of_the_largest_dim_do_not_wrap_around() -> None:
+    cuts = even_cuts(2**63 - 1, 10)
+    assert (np.diff(cuts) >= 0).all()
+    assert cuts[-1] == 2**63 - 1
 
 
 @given(st.integers(0, 30).flatmap(lambda size: split_sizes(size, 4)))
@@ -89,7 +103,7 @@ def test_product_boxes_of_no_dims_is_the_0d_box() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: even_cuts(4, 0), "number of parts: expected at least 1, got 0"),
+        (lambda: even_cuts(4, 0), "number of parts: expected a whole number >= 1, got 0"),
         (lambda: sized_cuts(8, [4, 3]), "add up to 8, got .4, 3., together 7"),
         (lambda: sized_cuts(8, [9, -1]), "sizes: expected numbers >= 0"),
         (lambda: sized_cuts(8, [4.5, 3.5]), "whole numbers"),  # type: ignore[list-item]  # wrong on purpose
@@ -97,8 +111,13 @@ def test_product_boxes_of_no_dims_is_the_0d_box() -> None:
         (lambda: weighted_sizes(4, [1, -1]), "numbers >= 0"),
         (lambda: weighted_sizes(4, [math.nan]), "numbers >= 0"),
         (lambda: weighted_sizes(-5, [1, 1]), "size: expected a whole number >= 0, got -5"),
-        (lambda: block_cuts(4, 0), "block: expected a length of at least 1"),
+        (lambda: block_cuts(4, 0), "block: expected a whole number >= 1, got 0"),
         (lambda: flat_range_boxes((2, 2), 3, 5), "0 <= start <= stop <= 4"),
+        (lambda: flat_range_boxes((4,), 1.5, 2), "start: expected a whole number"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: even_cuts(-4, 2), "size: expected a whole number >= 0"),
+        (lambda: even_cuts(5.5, 2), "size: expected a whole number"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: weighted_sizes(5, ["a"]), "weights: expected numbers"),  # type: ignore[list-item]  # wrong on purpose
+        (lambda: sized_cuts(8, {5: 0, 3: 1}), "sizes: expected a list"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_impossible_splits_are_refused(call: Callable[[], Any], message: str) -> None:

@@ -100,6 +100,28 @@ def test_a_vast_sparse_shape_needs_no_big_numbers() -> None:
     assert check_tiling(half[1:], shape).gaps == (half[0],)
 
 
+@pytest.mark.parametrize("shape", [(3, 2**61), (2**61, 3), (2**30, 2**30, 7)])
+def test_keys_of_corners_that_do_not_fit_64_bits_are_ranked(shape: tuple[int, ...]) -> None:
+    parts = [Box.whole(shape)]
+    for dim, size in enumerate(shape):
+        parts = [
+            half
+            for box in parts
+            for half in (
+                Box(box.start, (*box.stop[:dim], size // 3, *box.stop[dim + 1 :])),
+                Box((*box.start[:dim], size // 3, *box.start[dim + 1 :]), box.stop),
+            )
+        ]
+    assert check_tiling(parts, shape).ok
+    assert check_tiling(parts[:-1], shape).gaps == (parts[-1],)
+    assert check_tiling([*parts, parts[1]], shape).overlaps == ((1, len(parts)),)
+
+
+def test_more_repeats_than_the_limit_are_no_complete_report() -> None:
+    report = check_tiling([Box((0,), (4,))] * 20, (4,), limit=3)
+    assert (report.overlaps, report.is_complete) == (((0, 1), (0, 2), (0, 3)), False)
+
+
 @pytest.mark.parametrize("shape", [(316, 316), (2, 50_000), (1, 100_000), (46, 46, 47)])
 def test_a_hundred_thousand_boxes_in_any_order(shape: tuple[int, ...]) -> None:
     cells = np.stack([axis.ravel() for axis in np.indices(shape)], axis=1)

@@ -48,6 +48,14 @@ def test_other_specs_and_ops_do_not_have_it() -> None:
         _dispatch_custom_op(plain, torch.asin, (), (), {}, None)
 
 
+def test_an_op_of_a_subclass_is_not_the_parents() -> None:
+    def acos(types: Any, args: Any, kwargs: Any, process_group: Any) -> None: ...
+
+    custom_sharding_spec_op(Narrower, torch.cosh)(acos)
+    assert _has_custom_op(Narrower(0, ["rank:0/cpu"]), torch.cosh)
+    assert not _has_custom_op(MySpec(0, ["rank:0/cpu"]), torch.cosh)
+
+
 def test_two_classes_of_one_name_do_not_collide() -> None:
     other = type("MySpec", (ChunkShardingSpec,), {"__qualname__": MySpec.__qualname__})
     assert not _has_custom_op(other(0, ["rank:0/cpu"]), torch.asin)

@@ -61,6 +61,10 @@ def test_everything_else_is_enumerated() -> None:
     assert _kind(*uneven) is EnumerableShardingSpec
     grid = [ShardMetadata([i, j], [1, 1], f"rank:{i}") for i in range(2) for j in range(2)]
     assert _kind(*grid) is EnumerableShardingSpec
+    ragged = [ShardMetadata([0, 0], [2, 4], "rank:0"), ShardMetadata([2, 0], [2, 3], "rank:1")]
+    assert _kind(*ragged) is EnumerableShardingSpec
+    with_gap = [ShardMetadata([0], [1], "rank:0"), ShardMetadata([2], [2], "rank:1")]
+    assert _kind(*with_gap) is EnumerableShardingSpec
     nowhere = [ShardMetadata([0], [2]), ShardMetadata([2], [2])]
     assert _kind(*nowhere) is EnumerableShardingSpec
 

@@ -81,7 +81,9 @@ def test_metadata_layout_and_devices_tell_the_same(
     placed = sorted((shard.box, rank_of(shard.placement)) for shard in metadata.shards_metadata)
     assert placed == sorted((box, rank) for box, rank, _ in layout)
     for rank in range(4):
-        assert spec.devices(shape, rank) == (torch.device("cpu"),) * len(layout.boxes_of(rank))
+        assert spec.local_devices(shape, rank) == (torch.device("cpu"),) * len(
+            layout.boxes_of(rank)
+        )
 
 
 @pytest.mark.parametrize("kind", SPEC_KINDS)
@@ -243,16 +245,16 @@ def test_a_placement_assigned_in_a_spec_counts() -> None:
     assert spec.layout((5,)).ranks == (0,)
     spec.shards[0].placement = ShardMetadata([], [], "rank:3/meta").placement
     assert spec.layout((5,)).ranks == (3,)
-    assert spec.devices((5,), 3) == (torch.device("meta"),)
+    assert spec.local_devices((5,), 3) == (torch.device("meta"),)
 
 
 def test_devices_follow_the_order_of_the_local_shards() -> None:
     spec = ChunkShardingSpec(0, ["rank:0/cuda:1", "rank:1/cpu", "rank:0/meta"])
-    assert spec.devices((6,), 0) == (torch.device("cuda:1"), torch.device("meta"))
+    assert spec.local_devices((6,), 0) == (torch.device("cuda:1"), torch.device("meta"))
     backwards = EnumerableShardingSpec(
         [ShardMetadata([3], [3], "rank:0/meta"), ShardMetadata([0], [3], "rank:0/cuda:1")]
     )
-    assert backwards.devices((6,), 0) == (torch.device("cuda:1"), torch.device("meta"))
+    assert backwards.local_devices((6,), 0) == (torch.device("cuda:1"), torch.device("meta"))
 
 
 @dataclass
@@ -278,7 +280,7 @@ def test_a_users_own_spec_has_a_layout_and_devices() -> None:
     spec = MiddleSpec(2)
     layout = spec.layout((9,))
     assert [str(box) for box in layout.boxes_of(1)] == ["[0:2]", "[7:9]"]
-    assert spec.devices((9,), 1) == (torch.device("cpu"),) * 2
+    assert spec.local_devices((9,), 1) == (torch.device("cpu"),) * 2
     spec.margin = 3  # a user's spec may change: nothing is kept
     assert [str(box) for box in spec.layout((9,)).boxes_of(1)] == ["[0:3]", "[6:9]"]
     with pytest.raises(ShardwiseError) as caught:
@@ -305,3 +307,54 @@ def test_replicas_of_enumerated_boxes_need_the_flag() -> None:
     assert EnumerableShardingSpec(twice, replicas=True).layout((4,)).is_replicated
     with pytest.raises(ValueError, match="overlap"):
         EnumerableShardingSpec([*twice, ShardMetadata([3], [4], "rank:2/cpu")], replicas=True)
+
+
+def test_a_subclass_that_says_its_own_metadata_is_believed() -> None:
+    class AllOnFive(ChunkShardingSpec):
+        def build_metadata(
+            self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
+        ) -> ShardedTensorMetadata:
+            shard = ShardMetadata([0], list(tensor_sizes), "rank:5/cpu")
+            return ShardedTensorMetadata([shard], tensor_sizes, tensor_properties)
+
+    assert AllOnFive(0, _ranks(0, 1)).layout((4,)).ranks == (5,)
+    assert ChunkShardingSpec(0, _ranks(0, 1)).layout((4,)).ranks == (0, 1)
+
+
+@dataclass
+class SeedArithmetic(ShardingSpec):
+    """A user's spec that copies the seed's arithmetic, and has fields of likely names."""
+
+    devices: list[str]
+    pieces: int
+
+    def build_metadata(
+        self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
+    ) -> ShardedTensorMetadata:
+        length = -(-tensor_sizes[0] // self.pieces)
+        shards = [
+            ShardMetadata([length * k], [max(min(length, tensor_sizes[0] - length * k), 0)], device)
+            for k, device in enumerate(self.devices)
+        ]
+        return ShardedTensorMetadata(shards, tensor_sizes, tensor_properties)
+
+
+def test_a_users_empty_chunks_past_the_end_lie_at_the_end() -> None:
+    layout = SeedArithmetic(_ranks(0, 1, 2, 3), 4).layout((5,))
+    assert layout == ChunkShardingSpec(0, _ranks(0, 1, 2, 3)).layout((5,))
+
+
+def test_layouts_are_kept_per_shape_but_not_for_ever_nor_in_pickles() -> None:
+    spec = ChunkShardingSpec(0, _ranks(0, 1))
+    assert spec.layout((4,)) is spec.layout(torch.Size([4]))
+    first = spec.layout((4,))
+    for size in range(100):
+        spec.layout((size, 2))
+    assert len(spec.__dict__["_layouts"]) <= 64
+    assert spec.layout((4,)) == first
+    assert "_layouts" not in spec.__getstate__()
+
+
+def test_devices_of_addends_follow_their_terms() -> None:
+    spec = PartialShardingSpec(["rank:0/meta", "rank:0/cpu"])
+    assert spec.local_devices((4,), 0) == (torch.device("meta"), torch.device("cpu"))

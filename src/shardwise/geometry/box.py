@@ -6,13 +6,13 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.arguments import whole_numbers
-from shardwise.errors import ArgumentTypeError, GeometryError
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, GeometryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Tuple of plain ints; raises if an entry is not a whole number >= 0."""
     sizes = whole_numbers(shape, "shape")
-    if math.prod(sizes) >= 2**63:
+    if max(math.prod(sizes), *sizes, 0) >= 2**63:
         raise GeometryError("shape", expected="fewer than 2**63 elements", got=sizes)
     return sizes
 
@@ -68,6 +68,14 @@ class Box:
         sizes = whole_numbers(shape, "shape")
         return cls((0,) * len(sizes), sizes)
 
+    @classmethod
+    def _trusted(cls, start: tuple[int, ...], stop: tuple[int, ...]) -> Box:
+        """Box of ends that are known to be right: checking takes most of a box's time."""
+        box = object.__new__(cls)
+        object.__setattr__(box, "start", start)
+        object.__setattr__(box, "stop", stop)
+        return box
+
     @property
     def ndim(self) -> int:
         return len(self.start)
@@ -92,7 +100,7 @@ class Box:
         self._check_same_ndim(other)
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
-        return Box(start, stop) if all(map(operator.lt, start, stop)) else None
+        return Box._trusted(start, stop) if all(map(operator.lt, start, stop)) else None
 
     def contains(self, other: Box) -> bool:
         """Whether every element of `other` is in this box (an empty one always is)."""
@@ -136,11 +144,16 @@ class Box:
 
 
 def frozen_ints(values: object) -> Ints:
-    """Read-only int64 array of `values`; shares memory only with what is read-only already."""
+    """Read-only int64 array of `values`; shares memory only with what can no longer change."""
     given = np.asarray(values)
     if given.dtype.kind not in "iu" and given.size:
         raise ArgumentTypeError("array", expected="whole numbers", got=given.dtype)
+    if given.dtype.kind == "u" and given.size and given.max() >= 2**63:
+        raise ArgumentValueError("array", expected="numbers below 2**63", got=given.max())
     array = given.astype(np.int64, copy=False)
+    if not array.flags.owndata:  # a view: its base may be writable
+        array = array.copy()
+        array.setflags(write=False)
     if array.flags.writeable:
         array = array.copy()
         array.setflags(write=False)
@@ -228,9 +241,14 @@ class Boxes:
     def __getitem__(self, index: int | slice | NDArray[np.intp] | NDArray[np.bool_]) -> Box | Boxes:
         starts, stops = self.starts[index], self.stops[index]
         if starts.ndim == 1:
-            return Box(tuple(starts.tolist()), tuple(stops.tolist()))
+            return Box._trusted(tuple(starts.tolist()), tuple(stops.tolist()))
+        starts.setflags(write=False)  # picked rows are a new array, which need not be copied
+        stops.setflags(write=False)
         return Boxes(starts, stops)
 
     def __iter__(self) -> Iterator[Box]:
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
-            yield Box(tuple(start), tuple(stop))
+            yield Box._trusted(tuple(start), tuple(stop))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Boxes, (self.starts, self.stops)  # numpy forgets that an array is read-only

@@ -43,6 +43,9 @@ class Grid:
     owners: Ints  # (cells of dim 0, ..., owners per cell): ranks
     rows: Ints  # same shape: rows of the layout's arrays
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_grid, (self.cuts, self.owners, self.rows)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Cells per dim."""
@@ -86,12 +89,12 @@ class Layout:
         ranks = _column(owners, len(listed), "owners")
         if pending is not None and pending not in REDUCE_OPS:
             raise LayoutError("pending", expected=f"None or one of {REDUCE_OPS}", got=repr(pending))
-        if terms is not None and pending is None:
+        if (terms is None) != (pending is None):
             raise LayoutError(
-                "terms",
-                expected="none, as nothing is pending",
-                got="some",
-                fix="Pass pending='sum'.",
+                "terms and pending",
+                expected="both or neither",
+                got="terms" if pending is None else f"pending {pending!r}",
+                fix="Addends need both, e.g. terms=[0, 1], pending='sum'.",
             )
         numbers = _column([0] * len(listed) if terms is None else terms, len(listed), "terms")
         table = np.column_stack([listed.starts, listed.stops, ranks, numbers])
@@ -114,8 +117,12 @@ class Layout:
     def of(
         cls, shape: Sequence[int], entries: Iterable[Entry], *, pending: ReduceOp | None = None
     ) -> Layout:
-        """Layout of the given entries; terms count only when something is pending."""
+        """Layout of the given entries; other terms than 0 need a pending operation."""
         listed = [Entry(*entry) for entry in entries]
+        if pending is None and any(entry.term for entry in listed):
+            raise LayoutError(
+                "entries with terms", expected="a pending operation", fix="Pass pending='sum'."
+            )
         return cls(
             shape,
             (entry.box for entry in listed),
@@ -127,6 +134,9 @@ class Layout:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise LayoutError(
@@ -230,6 +240,7 @@ class Layout:
 
     def is_whole(self, dim: int) -> bool:
         """Whether no box cuts `dim` (negative dims count from the end)."""
+        dim = whole_number(dim, "dim", least=None)
         if not -self.ndim <= dim < self.ndim:
             raise LayoutError(
                 "dim", expected=f"one of the {self.ndim} dims of {self.shape}", got=dim
@@ -261,8 +272,6 @@ class Layout:
             if not np.array_equal(cuts[-1][where + 1], stops[new, dim]):
                 return None
         shape = tuple(len(lows) - 1 for lows in cuts)
-        if np.prod(shape, dtype=np.int64) != cell[-1] + 1:
-            return None
         # Entries are in row-major order of their starts, so cells are numbered as the grid is.
         first = np.flatnonzero(new)
         slot = np.arange(len(full)) - first[cell]
@@ -335,14 +344,14 @@ class Layout:
         """The line of `repr`, then a line a rank: its boxes, elements and (given a size) bytes."""
         lines = [repr(self)]
         for rank in self.ranks[:max_lines]:
-            held = self.boxes_of(rank)
-            elements = sum(box.volume for box in held)
+            rows = self.rows_of(rank)
+            elements = int(self.boxes[rows].volumes.sum())
             size = f"{elements} elements" if itemsize is None else f"{elements * itemsize} bytes"
             names = [
-                f"{box}" + (f" term {term}" if self.pending else "")
-                for box, term in zip(held[:6], self.terms_of(rank), strict=False)
+                f"{self.boxes[row]}" + (f" term {self._terms_or_zero[row]}" if self.pending else "")
+                for row in rows[:6].tolist()
             ]
-            more = f" and {len(held) - 6} more" if len(held) > 6 else ""
+            more = f" and {len(rows) - 6} more" if len(rows) > 6 else ""
             lines.append(f"  rank {rank}: {', '.join(names)}{more} ({size})")
         if len(self.ranks) > max_lines:
             lines.append(f"  and {len(self.ranks) - max_lines} more ranks")
@@ -357,6 +366,10 @@ def _restore(
     return Layout(shape, boxes, owners, terms=terms, pending=pending)
 
 
+def _restore_grid(cuts: tuple[Ints, ...], owners: Ints, rows: Ints) -> Grid:
+    return Grid(tuple(map(frozen_ints, cuts)), frozen_ints(owners), frozen_ints(rows))
+
+
 def _column(values: Sequence[int] | Ints, length: int, what: str) -> Ints:
     """`values` as an array of one whole number >= 0 per box."""
     column = np.asarray(values)
@@ -364,8 +377,10 @@ def _column(values: Sequence[int] | Ints, length: int, what: str) -> Ints:
         raise LayoutError(
             what, expected=f"{length} whole numbers, one per box", got=f"{values!r:.80}"
         )
-    if (column < 0).any():
-        raise LayoutError(what, expected="numbers >= 0", got=int(column.min()))
+    if length and (column.min() < 0 or column.max() >= 2**63):
+        raise LayoutError(
+            what, expected="numbers >= 0 and below 2**63", got=f"{column.min()} to {column.max()}"
+        )
     return column.astype(np.int64)
 
 

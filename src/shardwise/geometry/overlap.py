@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwise.errors import GeometryError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,6 +31,8 @@ _BATCH = 1 << 21  # pairs compared at a time, to bound memory
 
 def intersecting_pairs(a: Boxes, b: Boxes) -> tuple[Ints, Ints]:
     """Index arrays (i, j) of all pairs where `a[i]` and `b[j]` share an element, each once."""
+    if a.ndim != b.ndim:
+        raise GeometryError("boxes", expected=f"{a.ndim} dims", got=b.ndim)
     batches = list(_pairs(a, b))
     if not batches:
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwise.arguments import whole_number, whole_numbers
+from shardwise.arguments import items, whole_number, whole_numbers
 from shardwise.errors import GeometryError
 from shardwise.geometry.box import Box, Ints, as_shape
 
@@ -23,6 +24,7 @@ __all__ = [
     "block_cuts",
     "chunk_length",
     "even_cuts",
+    "even_piece",
     "flat_range_boxes",
     "product_boxes",
     "sized_cuts",
@@ -33,9 +35,7 @@ __all__ = [
 
 def split_size(size: int, parts: int) -> int:
     """Length of a full piece when torch.chunk cuts `size` into `parts`."""
-    if parts < 1:
-        raise GeometryError("number of parts", expected="at least 1", got=parts)
-    return -(-size // parts)
+    return -(-whole_number(size, "size") // whole_number(parts, "number of parts", least=1))
 
 
 def chunk_length(size: int, length: int, index: int) -> int:
@@ -49,8 +49,17 @@ def even_cuts(size: int, parts: int) -> Ints:
     >>> even_cuts(5, 4).tolist()
     [0, 2, 4, 5, 5]
     """
-    cuts: Ints = np.minimum(np.arange(parts + 1, dtype=np.int64) * split_size(size, parts), size)
+    length = split_size(size, parts)
+    num_full = size // length if length else 0  # whose ends are below 2**63
+    cuts = np.full(parts + 1, size, dtype=np.int64)
+    cuts[: num_full + 1] = np.arange(min(num_full, parts) + 1, dtype=np.int64) * length
     return cuts
+
+
+def even_piece(size: int, parts: int, index: int) -> tuple[int, int]:
+    """The piece `index` of `even_cuts(size, parts)`, without making the others."""
+    length = split_size(size, parts)
+    return min(index * length, size), min((index + 1) * length, size)
 
 
 def sized_cuts(size: int, sizes: Sequence[int]) -> Ints:
@@ -82,9 +91,10 @@ def weighted_sizes(size: int, weights: Sequence[float]) -> tuple[int, ...]:
     (3, 2, 5)
     """
     whole_number(size, "size")
-    listed = [float(weight) for weight in weights]
+    given = items(weights, "weights", of="numbers")
+    listed = [float(weight) if isinstance(weight, Real) else math.nan for weight in given]
     if not all(math.isfinite(w) and w >= 0 for w in listed) or not any(listed):
-        raise GeometryError("weights", expected="numbers >= 0, at least one above 0", got=listed)
+        raise GeometryError("weights", expected="numbers >= 0, at least one above 0", got=given)
     shares = [Fraction(weight) for weight in listed]  # exact: floats would lose whole elements
     exact = [size * share / sum(shares) for share in shares]
     lengths = [math.floor(length) for length in exact]
@@ -100,9 +110,8 @@ def block_cuts(size: int, block: int) -> Ints:
     >>> block_cuts(7, 3).tolist()
     [0, 3, 6, 7]
     """
-    if block < 1:
-        raise GeometryError("block", expected="a length of at least 1", got=block)
-    return np.append(np.arange(0, size, block, dtype=np.int64), np.int64(size))
+    starts = np.arange(0, whole_number(size, "size"), whole_number(block, "block", least=1))
+    return np.append(starts, np.int64(size))
 
 
 def flat_range_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
@@ -114,6 +123,7 @@ def flat_range_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     ['[0:1, 3:5]', '[1:3, 0:5]', '[3:4, 0:2]']
     """
     sizes = as_shape(shape)
+    start, stop = whole_number(start, "start"), whole_number(stop, "stop")
     strides = [1]
     for size in reversed(sizes):
         strides.append(strides[-1] * size)

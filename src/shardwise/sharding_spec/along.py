@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shardwise.arguments import whole_numbers
 from shardwise.errors import SpecError
 from shardwise.geometry.box import Boxes, Ints
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["boxes_along", "check_sizes"]
 
@@ -24,15 +19,13 @@ def boxes_along(shape: tuple[int, ...], dim: int, starts: Ints, stops: Ints) -> 
     return Boxes(low, high)
 
 
-def check_sizes(sizes: Sequence[int] | None, parts: int, spec: str) -> tuple[int, ...] | None:
-    """`sizes` as a tuple of `parts` lengths >= 0, or None."""
-    if sizes is None:
-        return None
+def check_sizes(sizes: object, parts: int, spec: str) -> tuple[int, ...]:
+    """`sizes` as a tuple of `parts` lengths >= 0."""
     lengths = whole_numbers(sizes, f"{spec}: sizes")
     if len(lengths) != parts:
         raise SpecError(
             f"{spec}: sizes",
             expected=f"{parts} lengths, one per placement",
-            got=f"{len(lengths)}: {list(lengths)}",
+            got=f"{len(lengths)}: {list(lengths)!s:.80}",
         )
     return lengths

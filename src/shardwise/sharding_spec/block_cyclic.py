@@ -40,7 +40,7 @@ class BlockCyclicShardingSpec(BuiltinSpec):
         object.__setattr__(self, "block", whole_number(block, f"{name}.block", least=1))
         object.__setattr__(self, "placements", parse_placements(placements, name))
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
         dim = dim_of(self.dim, sizes, type(self).__name__)
         cuts = block_cuts(sizes[dim], self.block)

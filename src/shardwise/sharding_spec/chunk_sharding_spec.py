@@ -43,7 +43,8 @@ class ChunkShardingSpec(BuiltinSpec):
         listed = parse_placements(placements, name)
         object.__setattr__(self, "dim", check_dim(dim, name))
         object.__setattr__(self, "placements", listed)
-        object.__setattr__(self, "sizes", check_sizes(sizes, len(listed), name))
+        lengths = None if sizes is None else check_sizes(sizes, len(listed), name)
+        object.__setattr__(self, "sizes", lengths)
 
     def cuts(self, size: int) -> Ints:
         """Cuts of a dim of `size`."""
@@ -51,7 +52,7 @@ class ChunkShardingSpec(BuiltinSpec):
             return even_cuts(size, len(self.placements))
         return sized_cuts(size, self.sizes)
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
         dim = dim_of(self.dim, sizes, type(self).__name__)
         cuts = self.cuts(sizes[dim])

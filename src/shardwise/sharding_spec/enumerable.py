@@ -56,7 +56,7 @@ class EnumerableShardingSpec(BuiltinSpec):
     # Not kept per shape: callers assign the placements of `shards` (TorchRec does).
     layout = ShardingSpec.layout
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         check_tensor(distinct_shards(self.shards) if self.replicas else self.shards, shape)
         placements = [shard.placement for shard in self.shards]
         return Pieces(shard_boxes(self.shards), np.arange(len(self.shards)), placements)

@@ -41,9 +41,10 @@ class FlatShardingSpec(BuiltinSpec):
         name = type(self).__name__
         listed = parse_placements(placements, name)
         object.__setattr__(self, "placements", listed)
-        object.__setattr__(self, "sizes", check_sizes(sizes, len(listed), name))
+        lengths = None if sizes is None else check_sizes(sizes, len(listed), name)
+        object.__setattr__(self, "sizes", lengths)
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         numel = math.prod(shape)
         cuts = (
             even_cuts(numel, len(self.placements))

@@ -52,7 +52,7 @@ class FusedShardingSpec(BuiltinSpec):
         object.__setattr__(self, "sections", parsed)
         object.__setattr__(self, "placements", listed)
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
         dim = dim_of(self.dim, sizes, type(self).__name__)
         lengths = [s if isinstance(s, int) else sum(s) for s in self.sections]
@@ -79,8 +79,7 @@ class FusedShardingSpec(BuiltinSpec):
         return Pieces(boxes, owners, self.placements)
 
 
-def _parse_section(section: int | Sequence[int], parts: int) -> int | tuple[int, ...]:
+def _parse_section(section: object, parts: int) -> int | tuple[int, ...]:
     if is_whole_number(section):
         return whole_number(section, "FusedShardingSpec.sections")
-    assert not isinstance(section, int)
-    return check_sizes(section, parts, "FusedShardingSpec.sections") or ()
+    return check_sizes(section, parts, "FusedShardingSpec.sections")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from shardwise._torch_compat import remote_device
 from shardwise.arguments import is_whole_number, items, whole_number, whole_numbers
@@ -60,7 +61,7 @@ class GridShardingSpec(BuiltinSpec):
                 fix="Take as many ranks as cells; an item that is a list places replicas.",
             )
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         if len(self.splits) != len(shape):
             raise SpecError(
                 "GridShardingSpec.splits",
@@ -88,6 +89,6 @@ def _parse_split(split: int | Sequence[int]) -> Split:
 
 
 def _parse_cell(cell: PlacementLike | Sequence[PlacementLike]) -> Placement | FrozenList[Placement]:
-    if isinstance(cell, (str, remote_device)):
+    if isinstance(cell, str | torch.device | remote_device):
         return parse_placement(cell)
     return parse_placements(cell, "GridShardingSpec")

@@ -36,7 +36,7 @@ def _infer_sharding_spec_from_shards_metadata(
             size = int(stops[stops > starts].max(initial=0))
             order = np.lexsort([stops, starts])
             cuts = np.minimum(np.append(starts[order], size), size)
-            lengths = np.maximum(np.minimum(stops, size) - starts, 0)[order]
+            lengths = (stops - starts)[order]
             if np.array_equal(cuts, even_cuts(size, len(placed))) and np.array_equal(
                 lengths, np.diff(cuts)
             ):

@@ -13,7 +13,7 @@ from shardwise._torch_compat import mesh_placement_types
 from shardwise.arguments import items
 from shardwise.errors import ArgumentTypeError, SpecError
 from shardwise.geometry.box import Boxes, Ints
-from shardwise.geometry.splits import even_cuts, product_boxes
+from shardwise.geometry.splits import even_cuts, even_piece, product_boxes
 from shardwise.placement import placement_at
 from shardwise.sharding_spec.replicated import parse_reduce_op
 from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, dim_of
@@ -95,7 +95,7 @@ class MeshShardingSpec(BuiltinSpec):
             )
         return ops[0] if ops else None
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
         axes_of = self._axes_by_dim(sizes)
         coordinates = np.stack(
@@ -140,8 +140,8 @@ class MeshShardingSpec(BuiltinSpec):
             starts = even_cuts(local, sections).tolist()
             taken: list[tuple[int, int]] = []
             for low, high in itertools.pairwise(starts):
-                cuts = even_cuts(high - low, self.mesh_shape[axis])
-                taken += _select(left, low + int(cuts[index]), low + int(cuts[index + 1]))
+                first, last = even_piece(high - low, self.mesh_shape[axis], index)
+                taken += _select(left, low + first, low + last)
             # DTensor puts a piece without elements at the end of the dim.
             left = _joined(taken) or ((size, size),)
         return left

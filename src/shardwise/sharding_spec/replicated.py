@@ -28,7 +28,7 @@ class ReplicatedShardingSpec(BuiltinSpec):
     def __init__(self, placements: Iterable[PlacementLike]) -> None:
         object.__setattr__(self, "placements", parse_placements(placements, type(self).__name__))
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         return Pieces(*_whole_at_each(shape, self.placements))
 
 
@@ -47,7 +47,7 @@ class PartialShardingSpec(BuiltinSpec):
         object.__setattr__(self, "placements", parse_placements(placements, name))
         object.__setattr__(self, "reduce_op", parse_reduce_op(reduce_op, name))
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         terms = np.arange(len(self.placements))
         return Pieces(*_whole_at_each(shape, self.placements), terms, self.reduce_op)
 
@@ -61,8 +61,8 @@ def _whole_at_each(
 
 def parse_reduce_op(op: object, what: str) -> ReduceOp:
     """The operation by shardwise's name, from that name or a torch.distributed.ReduceOp."""
-    # A member of torch's ReduceOp prints as "RedOpType.SUM".
-    name = op if isinstance(op, str) else str(op).rsplit(".", 1)[-1].lower()
+    # torch's ReduceOp.SUM prints as "RedOpType.SUM"; an instance ReduceOp(SUM) has it as `op`.
+    name = op if isinstance(op, str) else str(getattr(op, "op", op)).rsplit(".", 1)[-1].lower()
     for known in REDUCE_OPS:
         if name == known:
             return known

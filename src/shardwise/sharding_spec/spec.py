@@ -1,6 +1,6 @@
 """What a spec is: a recipe from a shape to a Layout.
 
-[Note: two ways to write a spec] A built-in spec says where its pieces are (`pieces`); layout,
+[Note: two ways to write a spec] A built-in spec says where its pieces are (`_pieces`); layout,
 devices and the seed's metadata follow. A user's own subclass, written for the seed, says only
 `build_metadata`; pieces, layout and devices follow from that. Either works wherever a spec does.
 """
@@ -84,14 +84,18 @@ class ShardingSpec(ABC):
     ) -> ShardedTensorMetadata:
         """Metadata of every shard of a tensor of this size, in the spec's own order."""
 
-    def pieces(self, shape: Sequence[int]) -> Pieces:
+    def _pieces(self, shape: Sequence[int]) -> Pieces:
         """The pieces of a tensor of `shape`, in the spec's own order."""
         metadata = self.build_metadata(torch.Size(shape), TensorProperties())
         shards = metadata.shards_metadata
         if not shards:
             return Pieces(Boxes.of([], len(shape)), np.empty(0, np.int64), [])
-        placements = [shard.placement for shard in shards]
-        return Pieces(shard_boxes(shards), np.arange(len(shards)), placements)
+        boxes, placements = shard_boxes(shards), [shard.placement for shard in shards]
+        if boxes.ndim == len(shape):
+            # The seed's own arithmetic puts a chunk without elements past the end of its dim.
+            end = np.where(boxes.is_full[:, None], boxes.stops, np.array(shape, dtype=np.int64))
+            boxes = Boxes(np.minimum(boxes.starts, end), np.minimum(boxes.stops, end))
+        return Pieces(boxes, np.arange(len(shards)), placements)
 
     def layout(self, shape: Sequence[int]) -> Layout:
         """Who holds which box of a tensor of `shape`. Communicates nothing.
@@ -103,7 +107,7 @@ class ShardingSpec(ABC):
         """
         sizes = as_shape(shape)
         try:
-            pieces = self.pieces(sizes)
+            pieces = self._pieces(sizes)
             return Layout(
                 sizes, pieces.boxes, pieces.ranks(), terms=pieces.terms, pending=pieces.pending
             )
@@ -111,9 +115,9 @@ class ShardingSpec(ABC):
             error.add_note(f"while laying out a tensor of shape {sizes} by {self!s:.200}")
             raise
 
-    def devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
+    def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         """Device of each local shard of `rank`, in the order of `layout(shape).boxes_of(rank)`."""
-        pieces = self.pieces(as_shape(shape))
+        pieces = self._pieces(as_shape(shape))
         rows = np.flatnonzero(pieces.ranks() == rank)
         terms = np.zeros(len(rows), np.int64) if pieces.terms is None else pieces.terms[rows]
         table = np.column_stack([pieces.boxes.starts[rows], pieces.boxes.stops[rows], terms])
@@ -125,10 +129,17 @@ _MOST_LAYOUTS = 64  # kept per spec: one per shape, so that asking again costs a
 
 
 class BuiltinSpec(ShardingSpec):
-    """A frozen spec that says `pieces`; layouts are kept per shape. [Note: two ways ...]"""
+    """A frozen spec that says `_pieces`; layouts are kept per shape. [Note: two ways ...]"""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "build_metadata" in vars(cls) and "_pieces" not in vars(cls):
+            # A user's subclass that says its metadata: that is the truth, and may change.
+            cls._pieces = ShardingSpec._pieces  # type: ignore[method-assign]  # on this class only
+            cls.layout = ShardingSpec.layout  # type: ignore[method-assign]
 
     @abstractmethod
-    def pieces(self, shape: Sequence[int]) -> Pieces: ...
+    def _pieces(self, shape: Sequence[int]) -> Pieces: ...
 
     def layout(self, shape: Sequence[int]) -> Layout:
         kept: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
@@ -144,7 +155,7 @@ class BuiltinSpec(ShardingSpec):
     def build_metadata(
         self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
     ) -> ShardedTensorMetadata:
-        pieces = self.pieces(as_shape(tensor_sizes))
+        pieces = self._pieces(as_shape(tensor_sizes))
         owners = pieces.owners.tolist()
         offsets, sizes = pieces.boxes.starts.tolist(), pieces.boxes.shapes.tolist()
         shards = [
