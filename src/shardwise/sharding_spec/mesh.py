@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from shardwise._torch_compat import mesh_placement_types
 from shardwise.arguments import items
 from shardwise.errors import ArgumentTypeError, SpecError
 from shardwise.geometry.box import Boxes, Ints
-from shardwise.geometry.splits import even_cuts, even_piece, product_boxes
+from shardwise.geometry.splits import even_cuts, even_piece
 from shardwise.placement import placement_at
 from shardwise.sharding_spec.replicated import parse_reduce_op
 from shardwise.sharding_spec.spec import BuiltinSpec, Pieces, dim_of
@@ -97,30 +96,39 @@ class MeshShardingSpec(BuiltinSpec):
 
     def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
-        axes_of = self._axes_by_dim(sizes)
-        coordinates = np.stack(
-            np.unravel_index(np.arange(len(self.ranks)), self.mesh_shape), axis=1
-        )
-
-        @cache  # ranks that differ only along other axes hold the same part of this dim
-        def part(dim: int, at: tuple[int, ...]) -> tuple[Ints, Ints]:
-            intervals = self._part_of_dim(sizes[dim], axes_of[dim], at)
-            ends = np.array(intervals, dtype=np.int64).reshape(-1, 2)
-            return ends[:, 0], ends[:, 1]
-
-        boxes = [
-            product_boxes([part(d, tuple(at[axes_of[d]].tolist())) for d in range(len(sizes))])
-            for at in coordinates
-        ]
-        owners = np.repeat(np.arange(len(boxes)), [len(starts) for starts, _ in boxes])
+        owners = np.arange(len(self.ranks))
+        coordinates = np.stack(np.unravel_index(owners, self.mesh_shape), axis=1)  # (ranks, axes)
+        columns: list[Ints] = []  # a dim each: starts and stops of the pieces so far, (pieces, 2)
+        for size, axes in zip(sizes, self._axes_by_dim(sizes), strict=True):
+            ends, first, count = self._parts(size, axes, coordinates)
+            repeats = count[owners]
+            row = np.repeat(np.arange(len(owners)), repeats)  # each piece once per part of this dim
+            part = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+            owners = owners[row]
+            columns = [*(column[row] for column in columns), ends[first[owners] + part]]
+        corners = np.stack(columns, axis=1) if columns else np.zeros((len(owners), 0, 2), np.int64)
         pending = self._pending()
         return Pieces(
-            Boxes(np.concatenate([a for a, _ in boxes]), np.concatenate([b for _, b in boxes])),
+            Boxes(corners[:, :, 0], corners[:, :, 1]),
             owners,
             [placement_at(rank, self.device) for rank in self.ranks],
             None if pending is None else self._terms(coordinates)[owners],
             pending,
         )
+
+    def _parts(self, size: int, axes: list[int], coordinates: Ints) -> tuple[Ints, Ints, Ints]:
+        """Parts of a dim, (parts, 2), and each rank's first one and how many it has, (ranks,).
+
+        Ranks that differ only along other axes share their parts.
+        """
+        shape = [self.mesh_shape[axis] for axis in axes]
+        which = np.zeros(len(coordinates), np.int64)
+        for axis, length in zip(axes, shape, strict=True):
+            which = which * length + coordinates[:, axis]
+        parts = [self._part_of_dim(size, axes, at) for at in np.ndindex(*shape)]
+        count = np.array([len(intervals) for intervals in parts])
+        ends = np.array([ends for intervals in parts for ends in intervals], dtype=np.int64)
+        return ends, (np.cumsum(count) - count)[which], count[which]
 
     def _axes_by_dim(self, shape: tuple[int, ...]) -> list[list[int]]:
         """Mesh axes that cut each dim, left to right."""
