@@ -410,8 +410,8 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
         (folder / "pid").write_text(str(process.pid))
         _busy()
 
-    with pytest.raises(RankFailure, match="still running after 5 s"):
-        run_local(start, 1, tmp_path, timeout=5)
+    with pytest.raises(RankFailure, match="still running after 3 s"):
+        run_local(start, 1, tmp_path, timeout=3)
     child = int((tmp_path / "pid").read_text())
     end = time.monotonic() + HANG_GUARD
     while _is_running(child):
@@ -527,11 +527,11 @@ def test_a_hang_ends_with_the_stacks_of_the_hung_ranks() -> None:
         if rank == 1:
             dist.barrier()
 
-    failure = _failure_of(hang_in_two_ways, 3, timeout=6)
+    failure = _failure_of(hang_in_two_ways, 3, timeout=4)
     assert sorted(failure.failures) == [0, 1]
     for rank, frame in ((0, " in _busy"), (1, " in barrier")):
         story = failure.failures[rank]
-        assert story.startswith(f"rank {rank} was still running after 6 s and was ended\n")
+        assert story.startswith(f"rank {rank} was still running after 4 s and was ended\n")
         assert frame in story
         assert " in hang_in_two_ways" in story
         assert "end_with_parent" not in story

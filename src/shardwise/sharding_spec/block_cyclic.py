@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.arguments import whole_number
+from shardwise.errors import SpecError
 from shardwise.geometry.splits import block_cuts
 from shardwise.placement import Placement, PlacementLike, parse_placements
 from shardwise.sharding_spec.along import boxes_along
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = ["BlockCyclicShardingSpec"]
+
+_MOST_BLOCKS = 10_000_000  # a slip of the pen should not fill the memory
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class BlockCyclicShardingSpec(BuiltinSpec):
     def _pieces(self, shape: Sequence[int]) -> Pieces:
         sizes = tuple(shape)
         dim = dim_of(self.dim, sizes, type(self).__name__)
+        if (num_blocks := -(-sizes[dim] // self.block)) > _MOST_BLOCKS:
+            raise SpecError(
+                "BlockCyclicShardingSpec",
+                expected=f"at most {_MOST_BLOCKS:,} blocks",
+                got=f"{num_blocks:,} of dim {dim} of {sizes}",
+                fix="Take a larger block.",
+            )
         cuts = block_cuts(sizes[dim], self.block)
         owners = np.arange(len(cuts) - 1) % len(self.placements)
         return Pieces(boxes_along(sizes, dim, cuts[:-1], cuts[1:]), owners, self.placements)
