@@ -22,10 +22,10 @@ demo: $(READY) ## draw layouts of a tensor and check a tiling
 	@$(BIN)/python examples/demo.py
 
 test: lint ## everything CI checks: lint, types, layers, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-long: lint ## all tests, with a thousand random cases a property
-	$(BIN)/python -m pytest -m "long or not long" --hypothesis-profile=long
+	$(BIN)/python -m pytest -n 2 -m "long or not long" --hypothesis-profile=long
 
 lint: $(READY) ## ruff, mypy (strict), import-linter
 	$(BIN)/ruff check .
