@@ -1,4 +1,4 @@
-"""Whole numbers from callers: ints of Python, numpy and torch pass, everything else is refused."""
+"""What callers pass: whole numbers of Python, numpy or torch, and lists; the rest is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces that are cut along one dim and whole in every other: what four specs share."""
+"""What specs that cut a sequence of lengths share: boxes along one dim, and checked sizes."""
 
 from __future__ import annotations
 
