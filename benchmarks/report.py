@@ -108,11 +108,12 @@ class Report:
     def print_table(self, console: Console | None = None) -> None:
         """A table per group of cases, then exact counts, growth exponents and bars."""
         console = console or Console()
-        tables: dict[str, Iterable[Row]] = {
-            group: _time_rows([r for r in self.results if r.group == group], self.options.repeats)
-            for group in dict.fromkeys(result.group for result in self.results)
-        }
-        tables |= {"exact counts": self._count_rows(), "growth": self._growth_rows()}
+        tables: dict[str, Iterable[Row]] = {}
+        for group in dict.fromkeys(result.group for result in self.results):
+            results = [result for result in self.results if result.group == group]
+            tables[group] = _time_rows(results, self.options.repeats)
+            tables[f"{group}, exact counts" if group else "exact counts"] = _count_rows(results)
+        tables |= {"growth": self._growth_rows()}
         console.print(Text(_LEGEND.format(repeats=self.options.repeats)))
         for name, rows in tables.items():
             if listed := list(rows):
@@ -120,12 +121,6 @@ class Report:
         for bar in self.bars:
             times = f"{_duration(bar.measured_s)}, bar {_duration(bar.limit_s)}"
             console.print(Text(f"{bar.what}: {times}: {bar.verdict}"))
-
-    def _count_rows(self) -> Iterator[Row]:
-        for result in self.results:
-            for what, counts in result.counts.items():
-                cells = {system: f"{count:,}" for system, count in counts.items()}
-                yield f"{_label(result.name, result.size)}\n{what}", cells
 
     def _growth_rows(self) -> Iterator[Row]:
         for name, found in self.growth().items():
@@ -180,6 +175,13 @@ def _time_rows(results: Sequence[Result], repeats: int) -> Iterator[Row]:
     for result in results:
         cells = {system: _time_cell(result, system, repeats) for system in result.systems}
         yield _label(result.name, result.size, between="\n"), cells
+
+
+def _count_rows(results: Sequence[Result]) -> Iterator[Row]:
+    for result in results:
+        for what, counts in result.counts.items():
+            cells = {system: f"{count:,}" for system, count in counts.items()}
+            yield f"{_label(result.name, result.size)}\n{what}", cells
 
 
 def _time_cell(result: Result, system: str, repeats: int) -> str:

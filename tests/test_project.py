@@ -40,7 +40,13 @@ def _loaded_after(statement: str, *names: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import shardwise", "import shardwise.geometry", "from shardwise import Box, Layout"],
+    [
+        "import shardwise",
+        "import shardwise.geometry",
+        "from shardwise import Box, Layout",
+        "import shardwise.transfer",
+        "from shardwise import plan_reshard, relabel",
+    ],
 )
 def test_the_pure_core_loads_no_torch(statement: str) -> None:
     heavy = ("torch", "scipy", "rich", "typer", "hypothesis", "safetensors")
@@ -48,7 +54,19 @@ def test_the_pure_core_loads_no_torch(statement: str) -> None:
 
 
 def test_pictures_load_no_torch() -> None:
-    assert _loaded_after("import shardwise.viz", "torch", "typer", "rich") == ["rich"]
+    assert _loaded_after("import shardwise.viz", "torch", "scipy", "typer", "rich") == ["rich"]
+
+
+def test_scipy_is_loaded_by_a_relabelling_that_has_something_to_gain() -> None:
+    code = """
+from shardwise import Box, Layout, plan_reshard, relabel
+halves = [Box((0,), (2,)), Box((2,), (4,))]
+one, other = Layout((4,), halves, [0, 1]), Layout((4,), halves, [1, 0])
+plan_reshard(one, other, 4).explain()
+assert relabel([(one, {target}, 4)]).bytes_after == 0
+"""
+    assert _loaded_after(code.format(target="one"), "torch", "scipy") == []
+    assert _loaded_after(code.format(target="other"), "torch", "scipy") == ["scipy"]
 
 
 def test_the_purity_test_can_fail() -> None:

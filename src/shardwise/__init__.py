@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.comm.checks import set_check
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
     from shardwise.sharding_spec.short import (
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
         replicate,
     )
     from shardwise.testing.local_run import run_local
-    from shardwise.viz import print_layout
+    from shardwise.transfer import plan_reshard, relabel
+    from shardwise.viz import print_layout, print_plan
 
 __version__ = "0.1.0"
 
@@ -40,12 +42,17 @@ __all__ = [
     "on_rank",
     "parse_spec",
     "partial",
+    "plan_reshard",
     "print_layout",
+    "print_plan",
+    "relabel",
     "replicate",
     "run_local",
+    "set_check",
 ]
 
 _HOMES = {
+    "shardwise.comm.checks": ["set_check"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.sharding_spec.short": [
@@ -60,7 +67,8 @@ _HOMES = {
         "replicate",
     ],
     "shardwise.testing.local_run": ["run_local"],
-    "shardwise.viz": ["print_layout"],
+    "shardwise.transfer": ["plan_reshard", "relabel"],
+    "shardwise.viz": ["print_layout", "print_plan"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

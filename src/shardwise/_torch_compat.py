@@ -5,13 +5,64 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
+from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["MeshPlacementTypes", "mesh_placement_types", "remote_device", "rpc_worker_ranks"]
+__all__ = [
+    "MeshPlacementTypes",
+    "Store",
+    "TorchDispatchMode",
+    "all_gather_single",
+    "foreach_copy",
+    "group_store",
+    "mesh_placement_types",
+    "reduce_scatter_single",
+    "remote_device",
+    "rpc_worker_ranks",
+    "start_all_gather",
+    "tree_leaves",
+]
 
 remote_device = _remote_device
+
+# torch 2.13 has new names for these, and warns of the old ones.
+_dist: Any = dist
+all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
+reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies every source into its target; one kernel where the device has one."""
+    torch._foreach_copy_(targets, sources)
+
+
+def group_store(group: dist.ProcessGroup) -> Store:
+    """The store of a process group, in which no other group sees its keys."""
+    return _get_process_group_store(group)
+
+
+def start_all_gather(
+    group: dist.ProcessGroup,
+    output: torch.Tensor,
+    mine: torch.Tensor,
+    *,
+    timeout: float | None = None,
+) -> dist.Work:
+    """A started all-gather of flat tensors, with a timeout of its own if one is given."""
+    options = _AllgatherOptions()
+    options.asyncOp = True
+    if timeout is not None:
+        options.timeout = timedelta(seconds=timeout)
+    return group._allgather_base(output, mine, options)
 
 
 class MeshPlacementTypes(NamedTuple):

@@ -10,10 +10,13 @@ ShardwiseError
 │   └── NamedDimError    NotImplementedError
 ├── MetadataError        ValueError      shard metadata that contradicts itself
 │   └── PickleError      RuntimeError    metadata that cannot be written or read
+├── PlanError            ValueError      layouts between which there is no plan, a cap too small
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
+├── AgreementError       ValueError      ranks that passed different arguments, or wrong ones
+├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
 Each is also the ValueError, TypeError or RuntimeError that the seed system raises in its place,
@@ -25,9 +28,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "AbsentRanksError",
+    "AgreementError",
     "ArgumentTypeError",
     "ArgumentValueError",
     "DeviceError",
@@ -39,6 +44,7 @@ __all__ = [
     "OpError",
     "PickleError",
     "PlacementError",
+    "PlanError",
     "RankFailure",
     "ShardwiseError",
     "SpecError",
@@ -115,6 +121,10 @@ class PickleError(MetadataError, RuntimeError):
     """Metadata that cannot be written to a pickle or read from one."""
 
 
+class PlanError(ShardwiseError, ValueError):
+    """Layouts between which there is no plan, or a memory cap that nothing fits under."""
+
+
 class ArgumentTypeError(ShardwiseError, TypeError):
     """An argument of the wrong type."""
 
@@ -129,6 +139,18 @@ class OpError(ShardwiseError, RuntimeError):
 
 class NotInitializedError(ShardwiseError, RuntimeError):
     """A process group or RPC that the call needs has not been started."""
+
+
+class AgreementError(ShardwiseError, ValueError):
+    """Ranks that passed different arguments, or of which some passed wrong ones."""
+
+
+class AbsentRanksError(ShardwiseError, RuntimeError):
+    """Ranks that did not come to an exchange in time; `ranks` are the absent ones."""
+
+    def __init__(self, what: str, *, ranks: Sequence[int] = (), **parts: Any) -> None:
+        super().__init__(what, **parts)
+        self.ranks = tuple(ranks)
 
 
 class RankFailure(ShardwiseError, RuntimeError):

@@ -27,6 +27,7 @@ from benchmarks.harness import (
     measure,
     peak_bytes,
 )
+from benchmarks.planning import Pair, check_same_pieces, dcp
 from benchmarks.report import Options, Report, parse_options
 from benchmarks.tilings import Tiling, grid, guillotine, half_rows_half_columns, near_square
 from shardwise.geometry import check_tiling
@@ -289,22 +290,52 @@ def test_guillotine_makes_exactly_the_number_of_boxes_and_the_same_each_time() -
     assert np.array_equal(one.boxes.starts, two.boxes.starts)
 
 
-def test_tiling_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -> None:
-    path = tmp_path / "tiling.json"
+def run_quickly(name: str, folder: Path) -> tuple[str, str]:
+    """What the benchmark prints, and its JSON."""
+    path = folder / f"{name}.json"
+    script = str(ROOT / "benchmarks" / f"{name}.py")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "tiling.py"), "--quick", "--json", str(path)],
+        [sys.executable, script, "--quick", "--json", str(path)],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
-        cwd=tmp_path,
+        cwd=folder,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert str(ROOT) not in path.read_text()
+    return done.stdout, path.read_text()
+
+
+def test_tiling_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -> None:
+    printed, written = run_quickly("tiling", tmp_path)
     for text in ("square grid", "irregular 3-D", "torch", "±", "x ", "n^"):
-        assert text in done.stdout
-    content = json.loads(path.read_text())
-    first = content["results"][0]
+        assert text in printed
+    first = json.loads(written)["results"][0]
     assert (first["case"], first["size"], first["ours"]) == ("square grid", 100, "ours")
     assert first["measured"]["torch"]["ratio_to_ours"] > 0
-    assert str(ROOT) not in path.read_text()
+
+
+# -- what the planning benchmark measures --------------------------------------------------------
+
+
+def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -> None:
+    printed, written = run_quickly("planning", tmp_path)
+    for text in ("grid to irregular", "one rank", "DCP", "over 5 s", "±", "x ", "n^"):
+        assert text in printed
+    results = json.loads(written)["results"]
+    first = results[0]
+    assert (first["case"], first["size"], first["ours"]) == ("square grid", 100, "ours")
+    assert first["measured"]["DCP, all targets"]["ratio_to_ours"] > 0
+    [rows] = [r for r in results if r["case"] == "n x 1 rows" and r["counts"]]
+    assert rows["counts"]["pieces"] == {"ours": 1_800, "DCP, all targets": 1_800}
+    assert rows["counts"]["bytes moved"] == rows["counts"]["lower bound"]
+
+
+def test_planning_benchmark_stops_where_dcp_finds_other_pieces() -> None:
+    pair = Pair.of("irregular 2-D", 100)
+    items = dcp(pair, pair.target.boxes)()
+    check_same_pieces(pair.plan().moves, items)
+    with pytest.raises(AssertionError, match="pieces and elements"):
+        check_same_pieces(pair.plan().moves, items[1:])

@@ -705,3 +705,12 @@ except KeyboardInterrupt:
 
 def test_a_call_works_after_an_interrupt_of_the_very_first(tmp_path: Path) -> None:
     assert _output_of(INTERRUPTED, tmp_path) == (0, [10, 11])
+
+
+def test_tensors_of_new_dtypes_come_back() -> None:
+    """torch can pickle these on its own, but not unpickle them."""
+    for dtype in (torch.float8_e4m3fn, torch.uint16):
+        given = torch.arange(6).view(2, 3).to(dtype)
+        (back,) = run_local(lambda rank, tensor: tensor[:, 1:], 1, given)
+        assert torch.equal(back.to(torch.float32), given[:, 1:].to(torch.float32))
+        assert back.dtype == dtype

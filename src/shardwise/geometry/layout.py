@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -184,7 +185,10 @@ class Layout:
 
     def boxes_of(self, rank: int) -> tuple[Box, ...]:
         """Boxes on `rank`, in the order of its local shards; empty if it holds none."""
-        return tuple(self.boxes[self.rows_of(rank)])
+        known: dict[int, tuple[Box, ...]] = self.__dict__.setdefault("_boxes_of", {})
+        if rank not in known:
+            known[rank] = tuple(self.boxes[self.rows_of(rank)])
+        return known[rank]
 
     def terms_of(self, rank: int) -> tuple[int, ...]:
         """Term of each box of `boxes_of(rank)`; zeros when nothing is pending."""
@@ -210,6 +214,28 @@ class Layout:
         held = np.zeros(len(self.ranks), np.int64)
         np.add.at(held, np.searchsorted(self.ranks, self.owners), self.boxes.volumes)
         return {r: n * itemsize for r, n in zip(self.ranks, held.tolist(), strict=True)}
+
+    @cached_property
+    def box_rows(self) -> Ints:
+        """First row of each distinct box, then the number of rows: rows `[k]:[k + 1]` are box k."""
+        new = np.ones(len(self) + 1, dtype=bool)
+        new[1:-1] = False
+        for column in (*self.boxes.starts.T, *self.boxes.stops.T):  # faster than whole rows
+            new[1:-1] |= column[1:] != column[:-1]
+        return frozen_ints(np.flatnonzero(new))
+
+    @cached_property
+    def num_terms(self) -> Ints:
+        """Number of different terms of each distinct box, (boxes,); ones when nothing is pending."""
+        first = self.box_rows
+        if self.terms is None:
+            return frozen_ints(np.ones(len(first) - 1, np.int64))
+        box = np.repeat(np.arange(len(first) - 1), np.diff(first))
+        order = np.lexsort((self.terms, box))
+        terms, box = self.terms[order], box[order]
+        new = np.ones(len(self), dtype=bool)
+        new[1:] = (terms[1:] != terms[:-1]) | (box[1:] != box[:-1])
+        return frozen_ints(np.bincount(box[new], minlength=len(first) - 1))
 
     # -- questions about the whole ---------------------------------------------------------
 
@@ -257,29 +283,18 @@ class Layout:
     @cached_property
     def grid(self) -> Grid | None:
         """The factored form if the boxes are a grid, else None (also for empty tensors)."""
-        full = np.flatnonzero(self.boxes.is_full)
-        if not len(full):
+        first, count = self.box_rows[:-1], np.diff(self.box_rows)
+        is_full = self.boxes.is_full[first]
+        first, count = first[is_full], count[is_full]
+        cuts = _grid_cuts(self.boxes.starts.take(first, axis=0), self.shape)
+        if cuts is None:
             return None
-        starts, stops = self.boxes.starts[full], self.boxes.stops[full]
-        new = np.ones(len(full), dtype=bool)  # one row per cell: the first of its replicas
-        new[1:] = (starts[1:] != starts[:-1]).any(axis=1)
-        cell = np.cumsum(new) - 1
-        cuts = []
-        for dim, size in enumerate(self.shape):
-            lows = np.unique(starts[new, dim])
-            cuts.append(frozen_ints(np.append(lows, size)))
-            where = np.searchsorted(lows, starts[new, dim])
-            if not np.array_equal(cuts[-1][where + 1], stops[new, dim]):
-                return None
-        shape = tuple(len(lows) - 1 for lows in cuts)
-        # Entries are in row-major order of their starts, so cells are numbered as the grid is.
-        first = np.flatnonzero(new)
-        slot = np.arange(len(full)) - first[cell]
-        rows = np.full((len(first), int(slot.max()) + 1), -1, np.int64)
-        rows[cell, slot] = full
+        slot = np.arange(count.max())
+        rows = np.where(slot < count[:, None], first[:, None] + slot, -1)
         owners = np.where(rows < 0, -1, self.owners[rows])
+        shape = tuple(len(along) - 1 for along in cuts)
         return Grid(
-            tuple(cuts),
+            tuple(map(frozen_ints, cuts)),
             frozen_ints(owners.reshape(*shape, -1)),
             frozen_ints(rows.reshape(*shape, -1)),
         )
@@ -358,6 +373,28 @@ class Layout:
         return "\n".join(lines)
 
     __str__ = __repr__
+
+
+def _grid_cuts(starts: Ints, shape: tuple[int, ...]) -> list[Ints] | None:
+    """Cuts per dim if boxes that start here, (n, ndim), in order, are a grid; they tile `shape`."""
+    if not len(starts):
+        return None
+    cuts = []
+    band = len(starts)  # the first boxes, alike in all dims before this one
+    for dim, size in enumerate(shape):
+        column = starts[:band, dim]
+        steps = np.flatnonzero(column[1:] != column[:-1]) + 1
+        cuts.append(np.concatenate([column[:1], column[steps], [size]]))
+        band = int(steps[0]) if len(steps) else band
+    cells = [len(along) - 1 for along in cuts]
+    if math.prod(cells) != len(starts):
+        return None
+    # Where every cell of a grid has one start, no box reaches into another cell: its start would
+    # be covered twice. So the boxes are the cells.
+    lows = np.ix_(*(along[:-1] for along in cuts))
+    columns = (column.reshape(cells) for column in starts.T)
+    is_grid = all((a == b).all() for a, b in zip(columns, lows, strict=True))
+    return cuts if is_grid else None
 
 
 def _restore(

@@ -53,6 +53,8 @@ class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is
         self._seen: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        if _is_unloadable(obj):
+            return _tensor_of_bytes, _as_bytes(obj)
         if isinstance(obj, FunctionType | type) and obj.__module__ not in self._seen:
             self._seen.add(obj.__module__)
             module = sys.modules.get(obj.__module__)
@@ -70,9 +72,30 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if _is_unloadable(obj):
+            return _tensor_of_bytes, _as_bytes(obj)
         if isinstance(obj, type) and _came_by_value(obj):
             return _own_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
         return super().reducer_override(obj)
+
+
+def _is_unloadable(obj: Any) -> bool:
+    """Whether it is a tensor of a newer dtype, which torch pickles but cannot unpickle."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or type(obj) is not torch.Tensor:
+        return False
+    is_small_float = obj.dtype.is_floating_point and obj.dtype.itemsize == 1
+    return is_small_float or obj.dtype in (torch.uint16, torch.uint32, torch.uint64)
+
+
+def _as_bytes(tensor: Any) -> tuple[Any, ...]:
+    torch: Any = sys.modules["torch"]
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return content, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+
+
+def _tensor_of_bytes(content: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    return content.view(dtype).view(shape).requires_grad_(requires_grad)
 
 
 def _came_by_value(cls: type) -> bool:

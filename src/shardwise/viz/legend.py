@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import rank_keys, rank_style
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Legend:
         if not row.num_elements:
             cells[1] = "empty" if row.num_boxes else "holds nothing"
         if self.itemsize is not None:
-            cells.append(_bytes(row.num_elements * self.itemsize))
+            cells.append(format_bytes(row.num_elements * self.itemsize))
         style = rank_style(row.rank)
         key = [Text(row.key, style) if row.key else Text()] if keyed else []
         return [*key, Text(f"{row.rank}", style), *map(Text, cells)]
@@ -109,15 +110,3 @@ def _hold_nothing(runs: list[range], count: int) -> str:
     if len(names) <= _MOST_RUNS:
         return f"ranks {', '.join(names)} hold nothing"
     return f"{count:,} ranks ({names[0]}, {names[1]}, ..., {names[-1]}) hold nothing"
-
-
-def _bytes(count: int) -> str:
-    """`512 B`, `1.5 KiB`, `4.0 GiB`."""
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size /= 1024
-        if size < 1023.95 or unit == "TiB":
-            break
-    return f"{size:,.1f} {unit}"

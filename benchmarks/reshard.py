@@ -1,0 +1,356 @@
+"""Resharding on local ranks (gloo, loopback): ours, a hand-written exchange, torch, DTensor.
+
+All systems start from the same local tensors and give new ones; all ranks take the same samples,
+of which each lasts as long as its slowest rank. "ours" includes looking the plan up. "by hand" is
+what an expert would write for the one case: exact boxes, one message per peer, receives first.
+Peak memory is the growth of the largest rank's resident memory over one run, in units of the
+largest rank's output.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
+
+import torch
+import torch.distributed as dist
+
+import shardwise
+from benchmarks.harness import Case, Clock, Result, System, measure
+from benchmarks.report import Options, Report, parse_options
+from shardwise.comm import Transfer, execute, execute_all
+from shardwise.testing.memory import peak_growth
+from shardwise.transfer import TransferPlan, plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardwise.geometry import Layout
+
+SHAPES = LARGE, UNEVEN, SMALL = (8192, 8192), (8191, 4097), (512, 512)
+QUICK_SHAPES = (1024, 1024), (1023, 511), (64, 64)
+HAND = "by hand"
+NO_SHARDED_TENSOR = "cannot"
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One reshard, as each system has to be told of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: str  # specs, as `shardwise.parse_spec` reads them
+    target: str
+    torch_specs: tuple[Any, Any] | None = None  # (dim, rank order) before and after
+    mesh: tuple[Any, Any] | None = None  # DTensor's placements before and after, as text
+
+    def layouts(self, world_size: int) -> tuple[Layout, Layout]:
+        specs = (self.source, self.target)
+        found = [shardwise.parse_spec(s, ranks=range(world_size), device="cpu") for s in specs]
+        return found[0].layout(self.shape), found[1].layout(self.shape)
+
+
+def tasks(shape: tuple[int, ...], world_size: int) -> list[Task]:
+    """The cases for one shape."""
+    order = list(range(world_size))
+    back, turned = order[::-1], order[1:] + order[:1]
+    listed = [
+        Task(
+            "rows to columns", shape, "chunk(0)", "chunk(1)", ((0, order), (1, order)), ("S0", "S1")
+        ),
+        Task(
+            "ranks reversed", shape, "chunk(0)", f"chunk(0, ranks={back})", ((0, order), (0, back))
+        ),
+        Task("ranks rotated", shape, "chunk(0)", f"chunk(0, ranks={turned})"),
+        Task("rows to all ranks", shape, "chunk(0)", "replicate()", None, ("S0", "R")),
+        Task("rows to rank 0", shape, "chunk(0)", "on_rank(0)"),
+        Task("sum to all ranks", shape, "partial()", "replicate()", None, ("P", "R")),
+        Task("sum to rows", shape, "partial()", "chunk(0)", None, ("P", "S0")),
+    ]
+    if world_size == 4:
+        listed.insert(
+            5, Task("rows to 2 x 2", shape, "chunk(0)", "grid([2, 2])", None, ("S0", "2x2"))
+        )
+    return listed
+
+
+# -- systems -----------------------------------------------------------------------------------
+
+
+def ours(plan: TransferPlan, shards: list[torch.Tensor]) -> System:
+    source, target = plan.source, plan.target
+    return lambda: execute(plan_reshard(source, target, 4), shards, dtype=torch.float32)
+
+
+def by_hand(plan: TransferPlan, shards: list[torch.Tensor], rank: int) -> System:
+    """Indices are worked out here, untimed, as constants in the expert's code would be."""
+    (mine,), sends, receives, local = shards or [torch.empty(0)], [], [], None
+    nothing = shardwise.Box((0, 0), (0, 0))
+    (here,) = plan.source.boxes_of(rank) or (nothing,)
+    (there,) = plan.target.boxes_of(rank) or (nothing,)
+    moves = plan.moves_of(rank)
+    for k in range(len(moves)):
+        box = shardwise.Box(tuple(moves.starts[k]), tuple(moves.stops[k]))
+        src, dst = int(moves.src[k]), int(moves.dst[k])
+        if src == rank == dst:
+            local = box.relative_to(here).slices(), box.relative_to(there).slices()
+        elif src == rank:
+            sends.append((dst, box.relative_to(here).slices()))
+        else:
+            receives.append((src, box.relative_to(there).slices()))
+    size = dist.get_world_size()
+    sends.sort(key=lambda send: (send[0] - rank) % size)
+    receives.sort(key=lambda receive: (rank - receive[0]) % size)
+    shape = None if there is nothing else there.shape
+
+    def run() -> torch.Tensor | None:
+        out = None if shape is None else torch.empty(shape)
+        waits, unpacks = [], []
+        for peer, index in receives:
+            assert out is not None
+            view = out[index]
+            buffer = view if view.is_contiguous() else torch.empty(view.shape)
+            waits.append(dist.irecv(buffer, peer))
+            if buffer is not view:
+                unpacks.append((view, buffer))
+        for peer, index in sends:
+            waits.append(dist.isend(mine[index].contiguous(), peer))
+        if local is not None:
+            assert out is not None
+            out[local[1]].copy_(mine[local[0]])
+        for wait in waits:
+            if wait is not None:
+                wait.wait()
+        for view, buffer in unpacks:
+            view.copy_(buffer)
+        return out
+
+    return run
+
+
+def sum_by_hand(task: Task, shards: list[torch.Tensor]) -> System:
+    """torch's own collectives, which is what an expert would use for a sum."""
+    (mine,) = shards
+    if task.target == "replicate()":
+
+        def all_reduce() -> torch.Tensor:
+            out = mine.clone()
+            dist.all_reduce(out)
+            return out
+
+        return all_reduce
+    size = dist.get_world_size()
+
+    def reduce_scatter() -> torch.Tensor:
+        parts = list(mine.chunk(size))
+        out = torch.empty_like(parts[dist.get_rank()])
+        dist.reduce_scatter(out, parts)
+        return out
+
+    return reduce_scatter
+
+
+def torch_sharded_tensor(task: Task, shards: list[torch.Tensor]) -> tuple[System, System]:
+    """(prepare, run) of `ShardedTensor.reshard`, which changes the tensor in place."""
+    package = importlib.import_module("torch.distributed._shard.sharded_tensor")
+    specs = importlib.import_module("torch.distributed._shard.sharding_spec")
+    assert task.torch_specs is not None
+    before, after = (
+        specs.ChunkShardingSpec(dim, [f"rank:{rank}/cpu" for rank in ranks])
+        for dim, ranks in task.torch_specs
+    )
+    state: dict[str, Any] = {}
+
+    def prepare() -> None:
+        make = package.ShardedTensor._init_from_local_tensor
+        state["tensor"] = make(shards[0], before, task.shape)
+
+    return prepare, lambda: state["tensor"].reshard(after).local_shards()[0].tensor
+
+
+def dtensor(task: Task, shards: list[torch.Tensor], world_size: int) -> System:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    known = {"S0": Shard(0), "S1": Shard(1), "R": Replicate(), "P": Partial()}
+    assert task.mesh is not None
+    before, after = ([known[name]] if name in known else None for name in task.mesh)
+    mesh = init_device_mesh("cpu", (world_size,))
+    if after is None:  # a 2 x 2 grid needs a mesh of two axes
+        mesh = init_device_mesh("cpu", (2, 2))
+        before, after = [Shard(0), Shard(0)], [Shard(0), Shard(1)]
+    stride = (task.shape[1], 1)
+    tensor = DTensor.from_local(
+        shards[0], mesh, before, run_check=False, shape=torch.Size(task.shape), stride=stride
+    )
+    return lambda: tensor.redistribute(mesh, after).to_local()
+
+
+# -- on every rank -----------------------------------------------------------------------------
+
+
+def clock() -> Clock:
+    def slowest(seconds: float) -> float:
+        agreed = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return agreed.item()
+
+    return Clock(line_up=dist.barrier, agree=slowest)
+
+
+def local_shards(layout: Layout, rank: int) -> list[torch.Tensor]:
+    """Numbers that say where they are, so that a wrong result is seen."""
+    columns = layout.shape[-1]
+    found = []
+    for box in layout.boxes_of(rank):
+        rows, cols = (torch.arange(a, b) for a, b in zip(box.start, box.stop, strict=True))
+        found.append(((rows[:, None] * columns + cols) % 4093).float())
+    return found
+
+
+def check_equal(task: Task, results: Mapping[str, Any]) -> None:
+    """All systems that give one tensor give the same."""
+    ours_ = results["ours"]
+    for name, found in results.items():
+        if isinstance(found, torch.Tensor) and ours_:
+            torch.testing.assert_close(found, ours_[0], msg=f"{task.name}: {name} differs")
+
+
+def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result:
+    source, target = task.layouts(world_size)
+    plan = plan_reshard(source, target, 4)
+    shards = local_shards(source, rank)
+    is_sum = source.pending is not None
+    systems: dict[str, System | str | None] = {
+        "ours": ours(plan, shards),
+        HAND: sum_by_hand(task, shards) if is_sum else by_hand(plan, shards, rank),
+    }
+    prepare = None
+    if is_sum and task.target == "chunk(0)" and task.shape[0] % world_size:
+        systems[HAND] = "uneven"
+    systems["ShardedTensor"] = NO_SHARDED_TENSOR
+    if task.torch_specs is not None and not any(n % world_size for n in task.shape):
+        prepare, systems["ShardedTensor"] = torch_sharded_tensor(task, shards)
+    elif task.torch_specs is not None:
+        systems["ShardedTensor"] = "aborts"
+    systems["DTensor"] = (
+        "wrong result" if "ranks" in task.name and task.mesh is None else NO_SHARDED_TENSOR
+    )
+    if task.mesh is not None:
+        systems["DTensor"] = dtensor(task, shards, world_size)
+    if prepare is not None:
+        prepare()
+    check_equal(task, {name: run() for name, run in systems.items() if callable(run)})
+    counts = {
+        "bytes sent": {"ours": plan.total_bytes, "lower bound": plan.lower_bound},
+        "peak, % of output": peaks(plan, systems, prepare),
+    }
+    group = f"{world_size} ranks, {task.shape[0]} x {task.shape[1]} float32"
+    case = Case(f"{task.name}, {world_size}", systems, group=group, counts=counts, prepare=prepare)
+    result = measure(case, repeats=options.repeats, budget_s=options.budget_s, clock=clock())
+    return replace(result, name=task.name)
+
+
+def peaks(
+    plan: TransferPlan, systems: Mapping[str, System | str | None], prepare: System | None
+) -> dict[str, int]:
+    """Peak growth of the largest rank, in percent of the largest output."""
+    found = {}
+    output = max(plan.output_bytes.values())
+    for name, run in systems.items():
+        if callable(run):
+            if prepare is not None:
+                prepare()
+            dist.barrier()
+            growth = torch.tensor([peak_growth(run)])
+            dist.all_reduce(growth, op=dist.ReduceOp.MAX)
+            found[name] = round(100 * growth.item() / output)
+    return found
+
+
+def capped(shape: tuple[int, ...], rank: int, world_size: int, options: Options) -> Result:
+    """Columns to rows under a cap: what a bound on memory costs."""
+    source, target = Task("", shape, "chunk(1)", "chunk(0)").layouts(world_size)
+    plan, shards = plan_reshard(source, target, 4), local_shards(source, rank)
+    caps = {f"{cap >> 20} MiB": cap for cap in (32 << 20, 8 << 20, 1 << 20)}
+    systems: dict[str, System | str | None] = {"no cap": lambda: execute(plan, shards)}
+    for name, cap in caps.items():
+        systems[name] = functools.partial(execute, plan, shards, max_bytes=cap)
+    output = max(plan.output_bytes.values())
+    counts = {
+        "peak beyond output, KiB": {
+            name: (percent * output // 100 - output) >> 10
+            for name, percent in peaks(plan, systems, None).items()
+        },
+        "rounds": {name: len(plan.schedule(caps.get(name)).rounds) for name in systems},
+    }
+    case = Case(
+        "columns to rows", systems, group=f"ours with max_bytes, {world_size} ranks", counts=counts
+    )
+    return measure(case, repeats=options.repeats, budget_s=options.budget_s, clock=clock())
+
+
+def many(num_tensors: int, rank: int, world_size: int, options: Options) -> Result:
+    """Many small tensors: in one exchange, and one by one."""
+    source, target = Task("", (64, 64), "chunk(0)", "chunk(1)").layouts(world_size)
+    plan = plan_reshard(source, target, 4)
+    shards = [local_shards(source, rank) for _ in range(num_tensors)]
+    hand = [by_hand(plan, held, rank) for held in shards]
+
+    def one_by_one() -> None:
+        for held in shards:
+            execute(plan, held)
+
+    def all_by_hand() -> None:
+        for run in hand:
+            run()
+
+    systems: dict[str, System | str | None] = {
+        "one exchange": lambda: execute_all([Transfer(plan, held) for held in shards]),
+        "one exchange each": one_by_one,
+        "by hand, one each": all_by_hand,
+    }
+    name = f"{num_tensors} tensors of 64 x 64"
+    case = Case(name, systems, group=f"many tensors, {world_size} ranks")
+    return measure(case, repeats=options.repeats, budget_s=options.budget_s, clock=clock())
+
+
+def on_rank(rank: int, options: Options) -> list[Result]:
+    warnings.simplefilter("ignore", FutureWarning)  # that torch's ShardedTensor is deprecated
+    logging.getLogger("torch").setLevel(logging.ERROR)  # that DTensor gathers instead
+    world_size = dist.get_world_size()
+    large, uneven, small = QUICK_SHAPES if options.quick else SHAPES
+    results = []
+    for shape in (large, uneven, small):
+        for task in tasks(shape, world_size):
+            if shape == large or not task.name.startswith(("ranks", "rows to rank", "rows to 2")):
+                results.append(run_task(task, rank, world_size, options))
+    results.append(capped(large, rank, world_size, options))
+    results.append(many(256 if options.quick else 4096, rank, world_size, options))
+    return results
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "")
+    if not options.quick:
+        options = replace(options, budget_s=6.0)
+    report = Report("reshard", options)
+    for world_size in (2, 4):
+        print(f"{world_size} ranks ...", file=sys.stderr)
+        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    report.print_table()
+    if options.json is not None:
+        report.write_json(options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What all ranks must agree on, compared before anything moves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from shardwise.comm.checks import check_timeout, should_check
+from shardwise.comm.fingerprint import identity, shown
+from shardwise.comm.ranks import ranks_text
+from shardwise.errors import AbsentRanksError, AgreementError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardwise.comm.communicator import Communicator
+
+__all__ = ["agree"]
+
+_DIGEST_BYTES = 16
+_SHOWN_LENGTH = 100
+_PROBLEM_LENGTH = 400  # an error's end is where it says what to do
+_CONTEXT = 20  # characters shown before the first difference of long texts
+_LONGEST = 20_000  # of a text that is sent to be shown
+
+
+def agree(
+    what: str,
+    values: Mapping[str, object],
+    *,
+    group: Communicator,
+    hot: bool = False,
+    problem: Exception | None = None,
+) -> None:
+    """Returns once every rank of the group is known to have made this call with these values.
+
+    All ranks call; one exchange of 16 bytes per rank, and none where `should_check(hot=hot)` is
+    false. Values are compared by `fingerprint.identity`. On a difference every rank raises the
+    same `AgreementError`, about the call `what`. `problem` is what this rank found wrong with its
+    own arguments: this rank raises it, and the others an `AgreementError` that quotes it.
+    """
+    if len(group.ranks) > 1 and should_check(hot=hot):
+        own = _digest(what, values, problem)
+        try:
+            digests = group.compare(own, timeout=check_timeout())
+        except AbsentRanksError as error:
+            error.add_note(f"Compared were the arguments of {what}.")
+            raise
+        if any(digest != own for digest in digests):
+            _raise(_stories(what, values, group=group, problem=problem), problem)
+    if problem is not None:
+        raise problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """What one rank brought, sent to all when something differs."""
+
+    rank: int
+    call: str
+    values: dict[str, tuple[str, str]]  # name -> digest of its identity, text to show
+    problem: str | None
+
+
+def _digest(what: str, values: Mapping[str, object], problem: Exception | None) -> bytes:
+    texts = [what, _problem_text(problem) or ""]
+    for name in sorted(values):
+        texts += name, identity(values[name])
+    # With their lengths, so that no two lists of texts run together into the same bytes.
+    joined = "".join(f"{len(text)}:{text}" for text in texts)
+    return hashlib.blake2b(
+        joined.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES
+    ).digest()
+
+
+def _problem_text(problem: Exception | None) -> str | None:
+    return None if problem is None else f"{type(problem).__name__}: {problem}"
+
+
+def _stories(
+    what: str, values: Mapping[str, object], *, group: Communicator, problem: Exception | None
+) -> list[_Story]:
+    texts = {
+        name: (_digest(identity(value), {}, None).hex(), shown(value)[:_LONGEST])
+        for name, value in values.items()
+    }
+    own = _Story(group.rank, what, texts, _problem_text(problem))
+    return [story for story in group.gather_objects(own) if isinstance(story, _Story)]
+
+
+def _raise(stories: list[_Story], problem: Exception | None) -> None:
+    """Raises the own `problem`, or what is to be said about all ranks."""
+    if problem is not None:
+        raise problem
+    calls = {story.call for story in stories}
+    if len(calls) > 1:
+        raise AgreementError(
+            f"ranks made different calls: {_by_rank((s.rank, s.call, s.call) for s in stories)}",
+            fix="Every rank of the group must make the same calls in the same order.",
+        )
+    (call,) = calls
+    faulty = [(s.rank, s.problem, s.problem) for s in stories if s.problem is not None]
+    if faulty:
+        raise AgreementError(
+            f"{call} failed on other ranks: {_by_rank(faulty, length=_PROBLEM_LENGTH)}",
+            fix="It was stopped on all ranks before anything was done.",
+        )
+    names = dict.fromkeys(name for story in stories for name in story.values)
+    differing = []
+    for name in names:
+        found = [(s.rank, *s.values.get(name, ("", "(absent)"))) for s in stories]
+        if len({digest for _, digest, _ in found}) > 1:
+            differing.append(f"{name} ({_by_rank(found)})")
+    raise AgreementError(
+        f"{call}: ranks differ in {', '.join(differing)}",
+        fix="Pass the same on every rank of the group.",
+    )
+
+
+def _by_rank(found: Iterable[tuple[int, str, str]], *, length: int = _SHOWN_LENGTH) -> str:
+    """`ranks 0, 2: (4, 6); rank 1: (4, 5)` of (rank, what to tell apart by, text)."""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    texts: dict[str, str] = {}
+    for rank, key, text in found:
+        ranks[key].append(rank)
+        texts[key] = text
+    columns = zip(*texts.values(), strict=False)
+    alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    is_long = len(texts) > 1 and max(map(len, texts.values())) > length
+    start = max(0, alike - _CONTEXT) if is_long else 0
+    cut = {key: _cut(text, start, length) for key, text in texts.items()}
+    if len(set(cut.values())) < len(cut):  # as shown they do not differ, so show that they do
+        cut = {key: f"{text} [{key[:8]}]" for key, text in cut.items()}
+    return "; ".join(f"{ranks_text(ranks[key])}: {cut[key]}" for key in cut)
+
+
+def _cut(text: str, start: int, length: int) -> str:
+    end = start + length
+    return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")

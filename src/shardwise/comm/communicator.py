@@ -1,0 +1,77 @@
+"""What the engine asks of a group of ranks, whether its ranks are processes or simulated."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from shardwise.comm.ranks import GroupRanks
+    from shardwise.geometry import ReduceOp
+
+__all__ = ["Communicator", "Flight", "simulated_rank"]
+
+# The rank that this thread plays in a simulation, or None in a real process.
+simulated_rank: ContextVar[Communicator | None] = ContextVar("simulated_rank", default=None)
+
+
+class Flight(Protocol):
+    """Messages of one round. Buffers are contiguous tensors of any shape and dtype on
+    `Communicator.wire_device`; only their bytes matter.
+
+    First every `receive`, then every `send`, then `launch`; a backend may start a message as soon
+    as it is named, or all of them at `launch`. Every rank of the group calls `launch`, also one
+    without messages: some backends connect the group then. Buffers may not be touched until they
+    have landed, and the flight keeps them until then. No buffer is empty.
+    """
+
+    def receive(self, peer: int, buffer: torch.Tensor) -> None: ...
+    def send(self, peer: int, buffer: torch.Tensor) -> None: ...
+    def launch(self) -> None: ...
+    def land(self, index: int) -> None:
+        """Waits until the `index`-th receive is in its buffer."""
+
+    def finish(self) -> None:
+        """Waits until everything, the sends too, is over."""
+
+
+class Communicator(Protocol):
+    """A group of ranks as one of them sees it. Ranks are global everywhere."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> GroupRanks: ...
+    @property
+    def backend(self) -> str:
+        """Name by which the table of collectives is chosen: "gloo", "nccl", ..."""
+
+    @property
+    def wire_device(self) -> torch.device:
+        """Where buffers must be for the backend to send them."""
+
+    def flight(self) -> Flight:
+        """A new round of messages between pairs of ranks."""
+
+    def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
+        """`output` = everybody's flat `mine`, in order of group rank; equal lengths."""
+
+    def reduce_scatter(self, output: torch.Tensor, mine: torch.Tensor, op: ReduceOp) -> None:
+        """`output` = this rank's part of the reduction of everybody's flat `mine`."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        """In place, every rank's `tensor` becomes the reduction of all of them."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """In place, every rank's `tensor` becomes that of rank `source`."""
+
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+        """Everybody's digest (of one length), in order of group rank.
+
+        Raises `AbsentRanksError` if some have not come after `timeout` seconds.
+        """
+
+    def gather_objects(self, value: object) -> list[object]:
+        """Everybody's value, in order of group rank; for error messages, not for hot paths."""

@@ -1,0 +1,253 @@
+"""Carrying out plans: local shards of one layout become local shards of another.
+
+[Note: a round] Receives are posted first. Messages are packed and sent one by one, so that the
+first flies while the second is packed; what is one contiguous box is sent and received where it
+is. Local boxes are copied while messages fly. Then messages are unpacked as they land, and
+addends are reduced in order of term.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise._torch_compat import foreach_copy
+from shardwise.comm.agreement import agree
+from shardwise.comm.checks import should_check
+from shardwise.comm.load import Load, Transfer
+from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
+from shardwise.comm.process_group import communicator
+from shardwise.comm.reducing import add_to, fill_identity, rescale
+from shardwise.errors import ShardwiseError
+from shardwise.transfer import RankProgram, TransferPlan, make_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.comm.ranks import GroupRanks
+    from shardwise.transfer.program import (
+        MessagePart,
+        PeerMessage,
+        Reduction,
+        Round,
+    )
+
+__all__ = ["execute", "execute_all"]
+
+
+def execute(
+    plan: TransferPlan,
+    shards: Sequence[torch.Tensor],
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: ProcessGroup | Communicator | None = None,
+    max_bytes: int | None = None,
+) -> list[torch.Tensor]:
+    """This rank's shards in the plan's target layout; arguments as in `Transfer`.
+
+    Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
+    must be in the group. `max_bytes` caps the staging. No gradients: values only.
+    """
+    transfer = Transfer(plan, shards, out, dtype, device)
+    return execute_all([transfer], group=group, max_bytes=max_bytes)[0]
+
+
+def execute_all(
+    transfers: Sequence[Transfer],
+    *,
+    group: ProcessGroup | Communicator | None = None,
+    max_bytes: int | None = None,
+) -> list[list[torch.Tensor]]:
+    """The same for many tensors of any dtypes in one exchange: one message per peer and round."""
+    members = communicator(group)
+    program, problem = None, None
+    try:
+        program = _program([transfer.plan for transfer in transfers], max_bytes, members)
+        loads = [
+            Load(transfer, shapes, members)
+            for transfer, shapes in zip(transfers, program.shapes, strict=True)
+        ]
+    except ShardwiseError as error:
+        problem = error
+    if problem is not None or should_check(hot=True):
+        agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
+    assert program is not None
+    for load in loads:
+        load.make_outputs()
+    if max_bytes is None and COLLECTIVES.get(members.backend):
+        _run_by_pattern(loads, members)
+    else:
+        _run(program, loads, members)
+    return [load.outputs for load in loads]
+
+
+def _run_by_pattern(loads: Sequence[Load], members: Communicator) -> None:
+    """Collectives for the transfers that are one, messages for the others."""
+    by_collective = [load for load in loads if pattern_of(load, members) is not None]
+    others = [load for load in loads if pattern_of(load, members) is None]
+    if others:
+        program = _program([load.plan for load in others], None, members)
+        _run(program, others, members)
+    lower(by_collective, members)
+
+
+def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:
+    """What all ranks must pass alike."""
+    return {
+        "source layouts": [transfer.plan.source.fingerprint for transfer in transfers],
+        "target layouts": [transfer.plan.target.fingerprint for transfer in transfers],
+        "itemsizes": [transfer.plan.itemsize for transfer in transfers],
+        "max_bytes": max_bytes,
+    }
+
+
+def _program(
+    plans: Sequence[TransferPlan], max_bytes: int | None, members: Communicator
+) -> RankProgram:
+    schedule = make_schedule(plans, max_bytes)
+    _check_members(members.ranks, schedule.ranks)
+    return schedule.program(members.rank)
+
+
+@lru_cache(maxsize=1024)
+def _check_members(group: GroupRanks, ranks: tuple[int, ...]) -> None:
+    group.check_members(ranks, what="the plan's layouts")
+
+
+def _run(program: RankProgram, loads: Sequence[Load], members: Communicator) -> None:
+    for tensor, shard in program.cleared:
+        pending = loads[tensor].plan.target.pending
+        assert pending is not None
+        fill_identity(loads[tensor].outputs[shard], pending)
+    if not program.rounds:
+        members.flight().launch()  # which is a meeting of all ranks where the backend needs one
+    for round_ in program.rounds:
+        _run_round(round_, loads, members)
+
+
+def _run_round(round_: Round, loads: Sequence[Load], members: Communicator) -> None:
+    """[Note: a round]"""
+    flight, wire = members.flight(), members.wire_device
+    landing: list[torch.Tensor | None] = []  # None: where it belongs
+    for message in round_.receives:
+        place = _place(message, loads)
+        if place is not None and place.is_contiguous() and place.device == wire:
+            flight.receive(message.peer, place)
+            landing.append(None)
+        else:
+            buffer = _buffer(message, loads, wire)
+            flight.receive(message.peer, buffer)
+            landing.append(buffer)
+    for message in round_.sends:
+        place = _place(message, loads)
+        flight.send(
+            message.peer,
+            _packed(message, loads, wire) if place is None else place.to(wire).contiguous(),
+        )
+    flight.launch()
+    if round_.copies:
+        _copy(
+            [loads[copy.tensor].at(copy.target) for copy in round_.copies],
+            [loads[copy.tensor].at(copy.source) for copy in round_.copies],
+        )
+    arrived = []
+    for k, (message, staged) in enumerate(zip(round_.receives, landing, strict=True)):
+        flight.land(k)
+        arrived.append(None if staged is None else _unpack(message, staged, loads))
+    for reduction in round_.reductions:
+        _reduce(reduction, arrived, loads[reduction.tensor])
+    for tensor, region, scale in round_.scales:
+        rescale(loads[tensor].at(region), scale)
+    flight.finish()
+
+
+def _place(message: PeerMessage, loads: Sequence[Load]) -> torch.Tensor | None:
+    """The one local region that a message is, if it is one."""
+    if len(message.parts) != 1:
+        return None
+    part = message.parts[0]
+    return loads[part.tensor].at(part.places[0]) if len(part.places) == 1 else None
+
+
+def _buffer(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> torch.Tensor:
+    # One for each message: the allocator reuses small ones, whose pages are warm.
+    if len(message.parts) == 1:
+        part = message.parts[0]
+        return torch.empty(part.shape, dtype=loads[part.tensor].dtype, device=wire)
+    return torch.empty(message.nbytes, dtype=torch.uint8, device=wire)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets:
+        foreach_copy(targets, sources)
+
+
+def _packed(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> torch.Tensor:
+    buffer = _buffer(message, loads, wire)
+    slots = _carve(buffer, message.parts, loads)
+    _copy(slots, [loads[part.tensor].at(part.places[0]) for part in message.parts])
+    if message.has_sums:
+        for slot, part in zip(slots, message.parts, strict=True):
+            load = loads[part.tensor]
+            for place in part.places[1:]:
+                assert load.plan.source.pending is not None
+                add_to(slot, load.at(place).to(wire), load.plan.source.pending)
+    return buffer
+
+
+def _unpack(
+    message: PeerMessage, staged: torch.Tensor, loads: Sequence[Load]
+) -> list[torch.Tensor]:
+    """Boxes of a message that has landed; those that are no addends go where they belong."""
+    slots = _carve(staged, message.parts, loads)
+    placed = [(slot, p) for slot, p in zip(slots, message.parts, strict=True) if p.places]
+    _copy(
+        [loads[part.tensor].at(part.places[0]) for _, part in placed], [slot for slot, _ in placed]
+    )
+    return slots
+
+
+def _reduce(
+    reduction: Reduction, arrived: Sequence[Sequence[torch.Tensor] | None], load: Load
+) -> None:
+    """The addends one after the other, in their order. [Note: groups] in `transfer/moves.py`."""
+    result = load.at(reduction.target)
+    is_first = True
+    for addend in reduction.addends:
+        heard = arrived[addend.message] if addend.message >= 0 else None
+        boxes = [heard[addend.part]] if heard else [load.at(place) for place in addend.places]
+        for box in boxes:
+            if is_first:
+                result.copy_(box)
+            else:
+                assert load.plan.source.pending is not None
+                add_to(result, box.to(result.device), load.plan.source.pending)
+            is_first = False
+
+
+def _carve(
+    buffer: torch.Tensor, parts: Sequence[MessagePart], loads: Sequence[Load]
+) -> list[torch.Tensor]:
+    """The boxes of a packed message, as tensors that share its memory."""
+    if len(parts) == 1:
+        return [buffer]
+    found: list[torch.Tensor] = []
+    at = 0
+    for dtype, run in groupby(parts, key=lambda part: loads[part.tensor].dtype):
+        same = list(run)
+        sizes = [part.numel for part in same]
+        stop = at + sum(sizes) * dtype.itemsize
+        flat = buffer[at:stop].view(dtype).split_with_sizes(sizes)
+        found += [box.view(part.shape) for box, part in zip(flat, same, strict=True)]
+        at = stop
+    return found

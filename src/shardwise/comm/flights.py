@@ -1,0 +1,97 @@
+"""Rounds of messages over torch.distributed: posted one by one, or batched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwise.comm.ranks import GroupRanks
+
+__all__ = ["BatchedFlight", "PostedFlight", "as_bytes"]
+
+_TAG = 0x5A4D  # any but 0, the tag of a user's own messages
+
+
+class PostedFlight:
+    """Messages that start when they are named, for gloo.
+
+    The group's own `send` and `recv` are called because `dist.isend` takes twice the time.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks) -> None:
+        self._group = group
+        self._ranks = ranks
+        # Of gloo, a second wait for the same message would never end: None once waited for.
+        self._receives: list[dist.Work | None] = []
+        self._sends: list[dist.Work] = []
+        self._buffers: list[torch.Tensor] = []
+
+    def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        self._buffers.append(buffer)
+        self._receives.append(self._group.recv([buffer], self._ranks.group_rank(peer), _TAG))
+
+    def send(self, peer: int, buffer: torch.Tensor) -> None:
+        self._buffers.append(buffer)
+        self._sends.append(self._group.send([buffer], self._ranks.group_rank(peer), _TAG))
+
+    def launch(self) -> None:
+        """Nothing: everything is under way."""
+
+    def land(self, index: int) -> None:
+        work = self._receives[index]
+        if work is not None:
+            self._receives[index] = None
+            work.wait()
+
+    def finish(self) -> None:
+        for index in range(len(self._receives)):
+            self.land(index)
+        while self._sends:
+            self._sends.pop().wait()
+        self._buffers.clear()
+
+
+def as_bytes(buffer: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, as a flat one that shares its memory."""
+    return buffer.view(-1).view(torch.uint8)
+
+
+class BatchedFlight:
+    """Messages that start together, for NCCL and backends of which nothing is known.
+
+    They go as bytes, because a backend may not know every dtype.
+
+    `meet` is called before, on all ranks of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, meet: Callable[[], None]) -> None:
+        self._group = group
+        self._meet = meet
+        self._messages: list[dist.P2POp] = []
+        self._works: list[dist.Work] = []
+
+    def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        self._messages.append(dist.P2POp(dist.irecv, as_bytes(buffer), peer, self._group))
+
+    def send(self, peer: int, buffer: torch.Tensor) -> None:
+        self._messages.append(dist.P2POp(dist.isend, as_bytes(buffer), peer, self._group))
+
+    def launch(self) -> None:
+        self._meet()
+        if self._messages:
+            self._works = dist.batch_isend_irecv(self._messages)
+
+    def land(self, index: int) -> None:
+        # A backend may answer a batch with one work for all of it, as NCCL does, whose `wait`
+        # only makes the current stream wait.
+        while self._works:
+            self._works.pop().wait()
+
+    def finish(self) -> None:
+        self.land(0)
+        self._messages.clear()

@@ -1,0 +1,96 @@
+"""What callers pass to `execute`: checked in words, after a quick look found something wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwise.comm.reducing import check_reducible
+from shardwise.errors import ArgumentTypeError, LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.load import Transfer
+    from shardwise.transfer.program import LocalShapes
+
+__all__ = ["check_arguments"]
+
+
+def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch.dtype:
+    """The tensor's dtype; raises if what this rank passed does not fit the plan."""
+    name, out = transfer.name, transfer.out
+    _check_tensors(transfer.shards, shapes.source, rank, f"{name!r} shards")
+    if out is not None:
+        _check_tensors(out, shapes.target, rank, f"{name!r} out")
+        _check_apart(transfer.shards, out, rank, name)
+    return _common_dtype(transfer, rank)
+
+
+def _check_tensors(
+    tensors: object, shapes: tuple[tuple[int, ...], ...], rank: int, what: str
+) -> None:
+    """Raises unless these are dense tensors of the given shapes."""
+    if not isinstance(tensors, list | tuple) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in tensors
+    ):
+        raise ArgumentTypeError(
+            what, rank=rank, expected="a list of tensors", got=type(tensors).__name__
+        )
+    if tuple([tensor.shape for tensor in tensors]) != shapes:
+        raise LayoutError(
+            what,
+            rank=rank,
+            expected=f"shapes {list(shapes)}, one for each box of this rank",
+            got=[tuple(tensor.shape) for tensor in tensors],
+            fix="Pass one tensor per box, in the order of layout.boxes_of(rank).",
+        )
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise LayoutError(
+                what, rank=rank, expected="dense tensors", fix="Call to_dense() first."
+            )
+
+
+def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
+    """The dtype of all that was given; raises if there is none, or it does not fit the plan."""
+    plan, name = transfer.plan, transfer.name
+    dtypes = {tensor.dtype for tensor in (*transfer.shards, *(transfer.out or ()))}
+    if transfer.dtype is not None:
+        dtypes.add(transfer.dtype)
+    if len(dtypes) != 1:
+        raise ArgumentTypeError(
+            f"{name!r} dtype",
+            rank=rank,
+            expected="one for all shards and out",
+            got=sorted(map(str, dtypes)) or "no shards, no out and no dtype",
+            fix="Pass dtype=..., which a rank without shards has to say.",
+        )
+    (dtype,) = dtypes
+    if dtype.itemsize != plan.itemsize:
+        raise LayoutError(
+            f"{name!r} dtype",
+            rank=rank,
+            expected=f"elements of {plan.itemsize} bytes, as the plan says",
+            got=f"{dtype} of {dtype.itemsize}",
+            fix="Plan with the dtype's itemsize.",
+        )
+    for op in (plan.source.pending, plan.target.pending):
+        if op is not None:
+            check_reducible(dtype, op, what=repr(name))
+    return dtype
+
+
+def _check_apart(
+    shards: Sequence[torch.Tensor], out: Sequence[torch.Tensor], rank: int, name: str
+) -> None:
+    """Raises if an output shares memory with a source, which would be lost half-way."""
+    storages = {t.untyped_storage().data_ptr() for t in shards if t.numel()}
+    if any(t.numel() and t.untyped_storage().data_ptr() in storages for t in out):
+        raise LayoutError(
+            f"{name!r} out",
+            rank=rank,
+            expected="tensors that share no memory with the shards",
+            fix="Pass new tensors, or leave out= away.",
+        )

@@ -1,0 +1,191 @@
+"""Communicators over torch.distributed: gloo, NCCL and the other c10d backends."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from shardwise._torch_compat import all_gather_single, reduce_scatter_single
+from shardwise.comm.communicator import simulated_rank
+from shardwise.comm.flights import BatchedFlight, PostedFlight
+from shardwise.comm.ranks import GroupRanks, member_group
+from shardwise.comm.roll_call import RollCall
+from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
+
+if TYPE_CHECKING:
+    from shardwise.comm.communicator import Communicator, Flight
+    from shardwise.geometry import ReduceOp
+
+__all__ = ["ProcessGroupCommunicator", "Wire", "communicator"]
+
+Wire = Literal["cpu", "cuda"]
+
+_REDUCE_OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+# Module state, because it follows torch's own: the process groups of this process. A communicator
+# holds its group weakly, so an entry ends with the group.
+_communicators: weakref.WeakKeyDictionary[
+    dist.ProcessGroup, dict[Wire | None, ProcessGroupCommunicator]
+] = weakref.WeakKeyDictionary()
+
+
+def communicator(
+    process_group: dist.ProcessGroup | Communicator | None = None, *, wire: Wire | None = None
+) -> Communicator:
+    """The communicator of a process group, the same one at every call.
+
+    None is the simulated rank that this thread plays, or else the default process group. `wire`
+    chooses the device from which a group of several backends sends, such as "cpu:gloo,cuda:nccl";
+    the default is CUDA where there is one. A communicator is returned as it is.
+    """
+    if process_group is None:
+        simulated = simulated_rank.get()
+        if simulated is not None:
+            return simulated
+    elif hasattr(process_group, "flight"):
+        return process_group  # type: ignore[return-value]  # no ProcessGroup has flights
+    group = dist.group.WORLD if process_group is None else None
+    if group is None:  # the default group, where there is one, need not be checked every time
+        group = member_group(process_group)
+    cached = _communicators.setdefault(group, {})
+    if wire not in cached:
+        cached[wire] = ProcessGroupCommunicator(group, wire=wire)
+    return cached[wire]
+
+
+class ProcessGroupCommunicator:
+    """A `Communicator` over torch.distributed. Made by `communicator`, once per group.
+
+    Does not keep the group alive; torch does, until `destroy_process_group`.
+    """
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None = None, *, wire: Wire | None = None
+    ) -> None:
+        group = member_group(process_group)
+        self._reference = weakref.ref(group)
+        self._rank = dist.get_rank()
+        self._ranks = GroupRanks.of(group)
+        backends = _backends(group)
+        self._wire = _wire(backends, wire)
+        self._backend = backends[self._wire]
+        self._has_launched = False
+        # Comparing on the CPU, where that is possible, does not wait for the GPU.
+        place = "cpu" if "cpu" in backends else self._wire
+        self._roll_call = RollCall(
+            self._ranks,
+            self._rank,
+            device=torch.device(place),
+            name=self._wire,
+            closes=backends[place] == "gloo",
+        )
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def ranks(self) -> GroupRanks:
+        return self._ranks
+
+    @property
+    def backend(self) -> str:
+        return self._backend
+
+    @property
+    def wire_device(self) -> torch.device:
+        if self._wire == "cuda":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device(self._wire)
+
+    def flight(self) -> Flight:
+        if self._backend == "gloo":
+            return PostedFlight(self._group, self._ranks)
+        return BatchedFlight(self._group, self._meet)
+
+    def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
+        all_gather_single(output, mine, group=self._group)
+
+    def reduce_scatter(self, output: torch.Tensor, mine: torch.Tensor, op: ReduceOp) -> None:
+        reduce_scatter_single(output, mine, op=self._reduce_op(op), group=self._group)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        dist.all_reduce(tensor, op=self._reduce_op(op), group=self._group)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        dist.broadcast(tensor, group=self._group, group_src=self._ranks.group_rank(source))
+
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+        if len(self._ranks) == 1:
+            return [digest]
+        return self._roll_call.compare(self._group, digest, timeout=timeout)
+
+    def gather_objects(self, value: object) -> list[object]:
+        gathered: list[object] = [None] * len(self._ranks)
+        dist.all_gather_object(gathered, value, group=self._group)
+        return gathered
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        group = self._reference()
+        if group is None:
+            raise NotInitializedError(
+                f"the process group of this communicator ({len(self._ranks)} ranks) was destroyed",
+                rank=self._rank,
+                fix="Ask for a new one, shardwise.comm.communicator(), after every "
+                "torch.distributed.init_process_group().",
+            )
+        return group
+
+    def _reduce_op(self, op: ReduceOp) -> dist.ReduceOp.RedOpType:
+        if op == "avg" and self._backend == "gloo":
+            raise OpError(
+                "reduction 'avg' over gloo",
+                rank=self._rank,
+                expected="one of sum, max, min, product",
+                got="avg",
+                fix="Sum, then divide by the number of ranks.",
+            )
+        return _REDUCE_OPS[op]
+
+    def _meet(self) -> None:
+        """Connects all ranks, once.
+
+        NCCL connects a group in its first call, for which all ranks must come; a round of
+        messages may leave some out.
+        """
+        if not self._has_launched:
+            self._has_launched = True
+            self.all_reduce(torch.zeros(1, device=self.wire_device), "sum")
+
+
+def _backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """Device type -> backend, as in "cpu:gloo,cuda:nccl"."""
+    config: Any = dist.get_backend_config(group)
+    return dict(part.split(":") for part in config.split(","))
+
+
+def _wire(backends: dict[str, str], wire: Wire | None) -> str:
+    # gloo takes CUDA tensors for some collectives, but not for messages
+    able = [device for device, backend in backends.items() if (device, backend) != ("cuda", "gloo")]
+    if wire is not None and wire not in able:
+        raise ArgumentValueError(
+            "wire",
+            expected=f"a device that the group's backends send from ({', '.join(able)})",
+            got=repr(wire),
+            fix='For both: torch.distributed.init_process_group("cpu:gloo,cuda:nccl").',
+        )
+    if wire is not None:
+        return wire
+    if "cuda" in able and torch.cuda.is_available():
+        return "cuda"
+    return "cpu" if "cpu" in able else able[0]

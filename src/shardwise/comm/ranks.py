@@ -1,0 +1,139 @@
+"""The ranks of a group, and the one place where global ranks become group ranks and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+
+from shardwise.arguments import whole_numbers
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError, NotInitializedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardwise.geometry.box import Ints
+
+__all__ = ["GroupRanks", "member_group", "ranks_text"]
+
+_RUNS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRanks:
+    """The global ranks of a group, in order of group rank.
+
+    >>> group = GroupRanks((3, 1))
+    >>> group.group_rank(1), group.rank_at(0)
+    (1, 3)
+    """
+
+    ranks: tuple[int, ...]
+    _group_ranks: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ranks = whole_numbers(self.ranks, "ranks of a group")
+        positions = {rank: group_rank for group_rank, rank in enumerate(ranks)}
+        if not ranks or len(positions) != len(ranks):
+            raise ArgumentValueError(
+                "ranks of a group", expected="each rank once, and at least one", got=ranks
+            )
+        object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "_group_ranks", positions)
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup | None) -> GroupRanks:
+        """Ranks of a process group, None being the default one; raises as `member_group`."""
+        return cls(tuple(dist.get_process_group_ranks(member_group(process_group))))
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._group_ranks
+
+    def group_rank(self, rank: int) -> int:
+        """Position of a global rank in the group; raises if it is no member."""
+        found = self._group_ranks.get(rank)
+        if found is None:
+            raise ArgumentValueError(
+                f"rank {rank} in a group",
+                expected=f"one of the group's {ranks_text(self.ranks)}",
+                got=rank,
+                fix="Ranks are global ones, also in a group that has fewer ranks than the world.",
+            )
+        return found
+
+    def rank_at(self, group_rank: int) -> int:
+        """Global rank at a position of the group."""
+        if not 0 <= group_rank < len(self.ranks):
+            raise ArgumentValueError(
+                "group rank", expected=f"0 to {len(self.ranks) - 1}", got=group_rank
+            )
+        return self.ranks[group_rank]
+
+    def check_members(self, ranks: Iterable[int] | Ints, *, what: str) -> None:
+        """Raises an error about `what` if some of `ranks`, in any order, are not in the group."""
+        named = np.unique(ranks if isinstance(ranks, np.ndarray) else list(ranks)).tolist()
+        strangers = [rank for rank in named if rank not in self._group_ranks]
+        if strangers:
+            raise LayoutError(
+                what,
+                expected=f"only ranks of its group ({ranks_text(self.ranks)})",
+                got=ranks_text(strangers),
+                fix="Name global ranks that are members, or pass process_group= with one "
+                "that has all of them.",
+            )
+
+
+def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default one for None; raises if this process cannot use it."""
+    if not dist.is_initialized():
+        raise NotInitializedError(
+            "torch.distributed has no process group in this process",
+            fix="Start the script with torchrun and call "
+            "torch.distributed.init_process_group() first, or try it on local processes: "
+            "shardwise.run_local(fn, world_size).",
+        )
+    # An object, because new_group() gives those whom it leaves out an int.
+    group: object = dist.group.WORLD if process_group is None else process_group
+    is_left_out = group == dist.GroupMember.NON_GROUP_MEMBER
+    if not is_left_out and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentTypeError(
+            "process_group",
+            expected="a torch.distributed.ProcessGroup or None",
+            got=repr(group),
+        )
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ArgumentValueError(
+            "process_group",
+            rank=dist.get_rank(),
+            expected="a group that this rank is a member of",
+            got="one that leaves it out",
+            fix="Let only members call: if torch.distributed.get_rank(group) >= 0: ...",
+        )
+    return group
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for a message, in ascending order, of which long lists are shortened.
+
+    >>> ranks_text([2]), ranks_text([4, 0, 1, 2, 6])
+    ('rank 2', 'ranks 0-2, 4, 6')
+    """
+    # Neighbours have the same distance to their position in the sorted list.
+    numbered = enumerate(sorted(ranks))
+    runs = [[rank for _, rank in run] for _, run in groupby(numbered, lambda at: at[1] - at[0])]
+    shown = [
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs[:_RUNS_SHOWN]
+    ]
+    hidden = sum(map(len, runs[_RUNS_SHOWN:]))
+    more = f" and {hidden} more" if hidden else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(shown)}{more}"

@@ -1,0 +1,193 @@
+"""Comparing one digest per rank, with names for the ranks that do not come.
+
+[Note: Who did not come]
+An exchange costs nothing but one small all-gather as long as everybody comes. A rank that waits
+for longer than `_PATIENCE` writes the number of the exchange to the group's store, one key per
+rank, so that the first rank to give up can read there who waits too and who is absent. It writes
+this verdict to the store, and every other rank raises with the same one.
+
+Ending the exchange for all: gloo closes the connections of a collective that times out, and
+ranks that wait for it or come later see that at once (the group cannot be used again). Other
+backends leave a late rank waiting, or even complete its half, so there ranks look for a verdict
+before and while they wait.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwise._torch_compat import group_store, start_all_gather
+from shardwise.comm.ranks import ranks_text
+from shardwise.errors import AbsentRanksError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from shardwise._torch_compat import Store
+    from shardwise.comm.ranks import GroupRanks
+
+__all__ = ["RollCall"]
+
+_PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
+_VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
+_POLL = 0.0001
+_LOOK = 0.1  # between two looks into the store
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Why an exchange was given up, the same on all ranks."""
+
+    absent: tuple[int, ...]
+    waited: float
+    timed_out: bool
+
+
+class RollCall:
+    """The numbered exchanges of a group, in which every rank calls `compare` equally often.
+
+    `closes` says that the backend ends a timed out exchange for all; see Note: Who did not come.
+    """
+
+    def __init__(
+        self, ranks: GroupRanks, rank: int, *, device: torch.device, name: str, closes: bool
+    ) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        self._device = device
+        self._name = name
+        self._closes = closes
+        self._number = 0
+        self._verdict: _Verdict | None = None
+
+    def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
+        """Everybody's digest, in order of group rank."""
+        if self._verdict is not None:
+            raise self._error(self._verdict)
+        self._number += 1
+        book = _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
+        output = torch.empty(len(digest) * len(self._ranks), dtype=torch.uint8, device=mine.device)
+        began = time.monotonic()
+        try:
+            if self._closes:
+                self._wait(start_all_gather(group, output, mine, timeout=timeout), book, timeout)
+            else:
+                self._raise_if_given_up(book)
+                self._poll(start_all_gather(group, output, mine), book, timeout)
+        except AbsentRanksError:
+            raise
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            timed_out = waited >= timeout
+            self._verdict = book.judge(timeout if timed_out else waited, timed_out=timed_out)
+            raise self._error(self._verdict) from error
+        flat = output.cpu().numpy().tobytes()
+        return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
+
+    def _wait(self, work: dist.Work, book: _Book, timeout: float) -> None:
+        try:
+            work.wait(timedelta(seconds=min(_PATIENCE, timeout / 2)))
+        except RuntimeError:
+            book.note(self._ranks.group_rank(self._rank))
+            work.wait()  # raises again if it has failed, else waits for the collective's timeout
+
+    def _poll(self, work: dist.Work, book: _Book, timeout: float) -> None:
+        began = time.monotonic()
+        is_noted, next_look = False, min(_PATIENCE, timeout / 2)
+        while not work.is_completed():
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                raise RuntimeError(f"not completed after {timeout:g} s")
+            if waited >= next_look:
+                if not is_noted:
+                    book.note(self._ranks.group_rank(self._rank))
+                    is_noted = True
+                self._raise_if_given_up(book)
+                next_look = waited + _LOOK
+            time.sleep(_POLL)
+        work.wait()
+
+    def _raise_if_given_up(self, book: _Book) -> None:
+        self._verdict = book.verdict()
+        if self._verdict is not None:
+            raise self._error(self._verdict)
+
+    def _error(self, verdict: _Verdict) -> AbsentRanksError:
+        absent = ranks_text(verdict.absent) if verdict.absent else "some ranks"
+        if self._rank in verdict.absent:
+            what = f"this rank came too late: {absent} missing after {verdict.waited:.3g} s"
+        elif verdict.timed_out:
+            what = f"{absent} did not come within {verdict.waited:.3g} s to compare arguments"
+        else:
+            what = f"a connection broke while ranks compared arguments, {absent} missing"
+        return AbsentRanksError(
+            what,
+            rank=self._rank,
+            ranks=verdict.absent,
+            fix=f"See what {absent} did instead: every rank of the group must make the same "
+            "calls in the same order, under the same shardwise.set_check(). For ranks that are "
+            'only slow, raise the limit: shardwise.set_check("always", timeout=600). This '
+            "process group cannot be used any more.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    """What the store knows of one exchange. A store that fails knows nothing."""
+
+    store: Store
+    prefix: str
+    number: int
+    ranks: GroupRanks
+
+    def note(self, group_rank: int) -> None:
+        with suppress(RuntimeError):
+            self.store.set(self._key_of(group_rank), str(self.number))
+
+    def verdict(self) -> _Verdict | None:
+        with suppress(RuntimeError):
+            if self.store.check([self._verdict_key]):
+                return _read(self.store.get(self._verdict_key))
+        return None
+
+    def judge(self, waited: float, *, timed_out: bool) -> _Verdict:
+        """The verdict of whoever gave up first, which may be this rank."""
+        end = time.monotonic() + (0 if timed_out else _VERDICT_PATIENCE)
+        while (found := self.verdict()) is None and time.monotonic() < end:
+            time.sleep(_POLL)
+        if found is not None:
+            return found
+        own = _Verdict(self._absent(), waited, timed_out)
+        with suppress(RuntimeError):
+            return _read(self.store.compare_set(self._verdict_key, "", json.dumps(asdict(own))))
+        return own
+
+    def _absent(self) -> tuple[int, ...]:
+        return tuple(rank for at, rank in enumerate(self.ranks) if not self._is_noted(at))
+
+    def _is_noted(self, group_rank: int) -> bool:
+        key = self._key_of(group_rank)
+        with suppress(RuntimeError):
+            # A rank cannot be further: without this one, no exchange is completed.
+            return self.store.check([key]) and self.store.get(key) == str(self.number).encode()
+        return False
+
+    def _key_of(self, group_rank: int) -> str:
+        return f"{self.prefix}/arrived/{group_rank}"
+
+    @property
+    def _verdict_key(self) -> str:
+        return f"{self.prefix}/given_up/{self.number}"
+
+
+def _read(text: bytes) -> _Verdict:
+    fields = json.loads(text)
+    return _Verdict(tuple(fields["absent"]), fields["waited"], fields["timed_out"])

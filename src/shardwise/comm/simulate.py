@@ -1,0 +1,327 @@
+"""All ranks in one process: the same code as on real ranks, with every byte counted.
+
+[Note: the baton] Every simulated rank is a thread, but only the one that has the baton runs. A
+rank that waits for a message hands the baton on; when a message arrives, its receiver is put in
+line again. So a simulation runs in the same order every time, and when nobody is in line although
+somebody waits, it is a deadlock and says who waits for whom.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+
+import torch
+
+from shardwise.arguments import whole_number
+from shardwise.comm.communicator import Flight, simulated_rank
+from shardwise.comm.flights import as_bytes
+from shardwise.comm.ranks import GroupRanks, ranks_text
+from shardwise.comm.reducing import add_to, rescale
+from shardwise.errors import AbsentRanksError, RankFailure
+from shardwise.transfer.program import Scale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from shardwise.geometry import ReduceOp
+
+__all__ = ["SimulatedCommunicator", "Simulation", "Traffic", "simulate"]
+
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed every link (src, dst). Collectives count as the messages that they stand for."""
+
+    bytes: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    messages: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, src: int, dst: int, nbytes: int) -> None:
+        if src != dst:
+            self.bytes[src, dst] += nbytes
+            self.messages[src, dst] += 1
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation(Generic[Result]):
+    """Every rank's result, in rank order, and what they sent each other."""
+
+    results: list[Result]
+    traffic: Traffic
+
+
+def simulate(
+    fn: Callable[[int, *Args], Result], world_size: int, *args: *Args, backend: str = "gloo"
+) -> Simulation[Result]:
+    """Calls `fn(rank, *args)` as every rank of a simulated world, in this process.
+
+    `shardwise.comm.communicator()` inside `fn` is that rank's view of the world; nothing of
+    torch.distributed is used. `backend` chooses the table of collectives. Arguments and globals
+    are shared by all ranks. A failure of any rank raises `RankFailure` with every story.
+
+    >>> from shardwise.comm import communicator
+    >>> simulate(lambda rank: communicator().gather_objects(rank * 10), 2).results
+    [[0, 10], [0, 10]]
+    """
+    world = _World(whole_number(world_size, "world_size", least=1), backend)
+    return Simulation(world.run(fn, args), world.traffic)
+
+
+class _World:
+    """Threads, mailboxes and meetings of one simulation. [Note: the baton]"""
+
+    def __init__(self, world_size: int, backend: str) -> None:
+        self.world_size, self.backend = world_size, backend
+        self.traffic = Traffic()
+        self.group_keys: dict[GroupRanks, int] = {}
+        self.mail: dict[Hashable, deque[torch.Tensor]] = defaultdict(deque)
+        self.meetings: dict[Hashable, dict[int, Any]] = defaultdict(dict)
+        self._batons = [threading.Semaphore(0) for _ in range(world_size)]
+        self._in_line = deque(range(world_size))
+        self._waiting: dict[Hashable, tuple[int, str]] = {}  # key -> who waits, and for what
+        self._running = -1
+        self._unfinished = world_size
+        self._over = threading.Semaphore(0)
+        self._failures: dict[int, BaseException] = {}
+        self._is_stuck = False
+
+    def run(self, fn: Callable[..., Result], args: tuple[Any, ...]) -> list[Result]:
+        results: dict[int, Result] = {}
+
+        def play(rank: int) -> None:
+            self._batons[rank].acquire()
+            self._running = rank
+            simulated_rank.set(SimulatedCommunicator(self, rank, range(self.world_size)))
+            try:
+                results[rank] = fn(rank, *args)
+            except BaseException as error:
+                self._failures[rank] = error
+            finally:
+                self._unfinished -= 1
+                self._pass_on()
+
+        threads = [
+            threading.Thread(target=play, args=(rank,), name=f"simulated rank {rank}", daemon=True)
+            for rank in range(self.world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        self._pass_on()
+        self._over.acquire()
+        for thread in threads:
+            thread.join()
+        if self._failures:
+            raise self._failure()
+        return [results[rank] for rank in range(self.world_size)]
+
+    def wait(self, key: Hashable, why: str, is_there: Callable[[], bool]) -> None:
+        """Lets others run until somebody has called `notify(key)` and `is_there()`."""
+        rank = self._running
+        while not is_there():
+            if self._is_stuck:
+                raise _Deadlock(why)
+            self._waiting[key] = rank, why
+            self._pass_on()
+            self._batons[rank].acquire()
+            self._running = rank
+
+    def notify(self, key: Hashable) -> None:
+        """Puts the rank that waits for `key`, if any, in line."""
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self._in_line.append(waiting[0])
+
+    def _pass_on(self) -> None:
+        """Gives the baton to the next in line; wakes everybody if all wait for each other."""
+        if not self._in_line and self._waiting:
+            self._is_stuck = True
+            self._in_line.extend(rank for rank, _ in self._waiting.values())
+            self._waiting.clear()
+        if self._in_line:
+            self._batons[self._in_line.popleft()].release()
+        elif not self._unfinished:
+            self._over.release()
+
+    def _failure(self) -> RankFailure:
+        # Ranks that waited for one that failed say nothing new.
+        own = {r: e for r, e in self._failures.items() if not isinstance(e, _Deadlock)}
+        stories = {
+            rank: f"rank {rank} raised\n" + "".join(traceback.format_exception(error)).rstrip()
+            for rank, error in own.items()
+        } | {
+            rank: f"rank {rank} waits for {error}"
+            for rank, error in self._failures.items()
+            if rank not in own
+        }
+        text = [f"simulate: {len(stories)} of {self.world_size} ranks failed", *stories.values()]
+        failure = RankFailure("\n\n".join(text), failures=stories)
+        failure.__cause__ = next(iter(own.values()), None)
+        return failure
+
+
+class _Deadlock(Exception):
+    """What a rank waits for when all ranks wait."""
+
+
+class SimulatedCommunicator:
+    """A `Communicator` of one simulated rank."""
+
+    def __init__(self, world: _World, rank: int, ranks: Sequence[int]) -> None:
+        self._world, self._rank = world, rank
+        self._ranks = GroupRanks(tuple(ranks))
+        self._key = world.group_keys.setdefault(self._ranks, len(world.group_keys))
+        self._num_meetings = 0
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def ranks(self) -> GroupRanks:
+        return self._ranks
+
+    @property
+    def backend(self) -> str:
+        return self._world.backend
+
+    @property
+    def wire_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of the whole world so far."""
+        return self._world.traffic
+
+    def subgroup(self, ranks: Sequence[int]) -> SimulatedCommunicator:
+        """The group of these ranks; all of them make it once, and this rank is one of them."""
+        group = SimulatedCommunicator(self._world, self._rank, ranks)
+        group.ranks.group_rank(self._rank)
+        return group
+
+    def flight(self) -> Flight:
+        return _SimulatedFlight(self._world, self._rank, self._ranks, self._key)
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
+        self._count_all(mine.nbytes)
+        torch.cat(self._meet("all_gather", mine.clone()), out=output)
+
+    def reduce_scatter(self, output: torch.Tensor, mine: torch.Tensor, op: ReduceOp) -> None:
+        self._count_all(output.nbytes)
+        size, at = output.numel(), self._ranks.group_rank(self._rank)
+        parts = self._meet("reduce_scatter", mine.clone())
+        self._reduce(output, [part[at * size : (at + 1) * size] for part in parts], op)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        # As a reduce-scatter and an all-gather of even parts.
+        count, size = len(self._ranks), tensor.numel()
+        for k, peer in enumerate(self._ranks):
+            mine = self._ranks.group_rank(self._rank)
+            for part in (k, mine):
+                elements = (part + 1) * size // count - part * size // count
+                self._world.traffic.add(self._rank, peer, elements * tensor.element_size())
+        self._reduce(tensor, self._meet("all_reduce", tensor.clone()), op)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        if self._rank == source:
+            self._count_all(tensor.nbytes)
+        tensor.copy_(self._meet("broadcast", tensor.clone())[self._ranks.group_rank(source)])
+
+    def _reduce(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        output.copy_(parts[0])
+        for part in parts[1:]:
+            add_to(output, part, op)
+        if op == "avg":
+            rescale(output, Scale(1, len(parts)))
+
+    def _count_all(self, nbytes: int) -> None:
+        for peer in self._ranks:
+            self._world.traffic.add(self._rank, peer, nbytes)
+
+    # -- agreement ----------------------------------------------------------------------------
+
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+        try:
+            return self._meet("compare", digest)
+        except _Deadlock:
+            here = self._world.meetings[self._key, self._num_meetings - 1]
+            absent = [rank for rank in self._ranks if rank not in here]
+            raise AbsentRanksError(
+                f"{ranks_text(absent)} did not come to an agreement",
+                rank=self._rank,
+                ranks=absent,
+                fix="Let every rank of the group make the call.",
+            ) from None
+
+    def gather_objects(self, value: object) -> list[object]:
+        return self._meet("gather_objects", value)
+
+    def _meet(self, what: str, value: Any) -> list[Any]:
+        """Everybody's value, in order of group rank, once all have come."""
+        number = self._num_meetings
+        self._num_meetings += 1
+        here = self._world.meetings[self._key, number]
+        here[self._rank] = value
+        if len(here) == len(self._ranks):
+            for peer in self._ranks:
+                self._world.notify((self._key, number, peer))
+        key = (self._key, number, self._rank)
+        missing = f"the others in {what} of {ranks_text(self._ranks.ranks)}"
+        self._world.wait(key, missing, lambda: len(here) == len(self._ranks))
+        return [here[rank] for rank in self._ranks]
+
+
+class _SimulatedFlight:
+    """Messages as copies in a mailbox per link, first in, first out."""
+
+    def __init__(self, world: _World, rank: int, ranks: GroupRanks, key: int) -> None:
+        self._world, self._rank, self._ranks, self._key = world, rank, ranks, key
+        self._receives: list[tuple[int, torch.Tensor]] = []
+        self._has_landed: list[bool] = []
+
+    def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        self._ranks.group_rank(peer)
+        self._receives.append((peer, buffer))
+        self._has_landed.append(False)
+
+    def send(self, peer: int, buffer: torch.Tensor) -> None:
+        self._ranks.group_rank(peer)
+        link = (self._key, self._rank, peer)
+        self._world.mail[link].append(as_bytes(buffer).clone())
+        self._world.traffic.add(self._rank, peer, buffer.nbytes)
+        self._world.notify(link)
+
+    def launch(self) -> None:
+        pass
+
+    def land(self, index: int) -> None:
+        if self._has_landed[index]:
+            return
+        peer, buffer = self._receives[index]
+        link = (self._key, peer, self._rank)
+        box = self._world.mail[link]
+        self._world.wait(link, f"a message from rank {peer}", lambda: bool(box))
+        message = box.popleft()
+        if message.nbytes != buffer.nbytes:
+            raise AssertionError(
+                f"rank {self._rank} expected {buffer.nbytes} bytes from rank {peer}, "
+                f"which sent {message.nbytes}"
+            )
+        as_bytes(buffer).copy_(message)
+        self._has_landed[index] = True
+
+    def finish(self) -> None:
+        for index in range(len(self._receives)):
+            self.land(index)

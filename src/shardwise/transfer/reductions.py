@@ -1,0 +1,245 @@
+"""Reductions: where addends meet, and how the result reaches every rank that wants it.
+
+[Note: two steps] A region with t addends (what one rank holds counts as one) and d destinations
+costs at least n(t + d - 2) bytes if a destination holds an addend, else n(t + d - 1). That is what
+is planned: the region is cut evenly over the destinations that hold an addend (over all of them if
+none does), each reduces its part, and then spreads it to the others. A destination that holds
+every addend needs nothing from anybody.
+
+[Note: pending targets] If the target is pending too, the region's value may lie in any of the
+target's terms, and the others hold the identity of the operation. With the same operation every
+addend goes to the term that costs least (one that is on its own rank); with another one, or if
+there is one addend, all go to the one term that costs least. The lowest term wins a tie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardwise.geometry import Box, flat_range_boxes
+from shardwise.transfer.moves import NO_GROUP, Moves
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardwise.geometry import Layout
+    from shardwise.transfer.regions import Regions
+
+__all__ = ["least_elements", "reductions"]
+
+Rows = dict[int, int]  # rank -> row of a layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Addends of a region that are to be reduced, and the rows that want the result."""
+
+    addends: Mapping[int, Rows]  # term -> its holders
+    wanted: Rows
+
+    @property
+    def held(self) -> dict[int, list[int]]:
+        """rank -> the terms that it holds, ascending."""
+        held = defaultdict(list)
+        for term, holders in sorted(self.addends.items()):
+            for rank in holders:
+                held[rank].append(term)
+        return held
+
+    def least(self) -> int:
+        """Regions that have to change ranks at the least. [Note: two steps]"""
+        held = self.held
+        complete = {rank for rank, terms in held.items() if len(terms) == len(self.addends)}
+        if complete & self.wanted.keys():
+            return len(self.wanted.keys() - complete)
+        able = [rank for rank in self.wanted if rank in held]
+        if able:
+            least = min(len(_cover(held, len(self.addends), first=rank)) for rank in able)
+            return least + len(self.wanted) - 2
+        return len(_cover(held, len(self.addends))) + len(self.wanted) - 1
+
+
+def reductions(source: Layout, target: Layout, regions: Regions) -> Moves:
+    """Moves that reduce the regions and spread the results. [Note: two steps]"""
+    writer = _Writer(source.ndim)
+    for index, (box, problem) in enumerate(_problems(source, target, regions)):
+        writer.solve(box, problem, turn=index)
+    return writer.moves(source, target)
+
+
+def least_elements(source: Layout, target: Layout, regions: Regions) -> int:
+    """Elements that have to change ranks for these regions at the least."""
+    return sum(box.volume * problem.least() for box, problem in _problems(source, target, regions))
+
+
+def _problems(source: Layout, target: Layout, regions: Regions) -> Sequence[tuple[Box, _Problem]]:
+    """What has to be reduced where, region by region. [Note: pending targets]"""
+    found = []
+    boxes = zip(regions.starts.tolist(), regions.stops.tolist(), strict=True)
+    pairs = zip(regions.source_box.tolist(), regions.target_box.tolist(), strict=True)
+    for (start, stop), (a, b) in zip(boxes, pairs, strict=True):
+        box = Box._trusted(tuple(start), tuple(stop))
+        addends, wanted = _entries_by_term(source, a), _entries_by_term(target, b)
+        if len(wanted) > 1 and len(addends) > 1 and source.pending == target.pending:
+            chosen: dict[int, dict[int, Rows]] = defaultdict(dict)
+            for term, holders in addends.items():
+                chosen[_cheapest(wanted, {term: holders})][term] = holders
+            found += [(box, _Problem(chosen[term], wanted[term])) for term in sorted(chosen)]
+        else:
+            found.append((box, _Problem(addends, wanted[_cheapest(wanted, addends)])))
+    return found
+
+
+def _entries_by_term(layout: Layout, box: int) -> dict[int, Rows]:
+    first, last = layout.box_rows[box : box + 2].tolist()
+    owners = layout.owners[first:last].tolist()
+    terms = [0] * len(owners) if layout.terms is None else layout.terms[first:last].tolist()
+    found: dict[int, Rows] = defaultdict(dict)
+    for row, (rank, term) in enumerate(zip(owners, terms, strict=True), start=first):
+        found[term][rank] = row
+    return dict(sorted(found.items()))
+
+
+def _cheapest(wanted: Mapping[int, Rows], addends: Mapping[int, Rows]) -> int:
+    """The target's term to which these addends go at the least cost; the lowest of equals."""
+    if len(wanted) == 1:
+        return next(iter(wanted))
+    return min(wanted, key=lambda term: (_Problem(addends, wanted[term]).least(), term))
+
+
+def _cover(
+    held: Mapping[int, Sequence[int]],
+    num_terms: int,
+    *,
+    first: int | None = None,
+    load: Mapping[int, int] | None = None,
+) -> dict[int, list[int]]:
+    """Few ranks that hold all terms together, and the terms that each contributes.
+
+    Each time the rank with the most terms that are still missing, `first` before all others; of
+    equals the one with the least `load`.
+    """
+    chosen: dict[int, list[int]] = {}
+    missing = {term for terms in held.values() for term in terms}
+    assert len(missing) == num_terms
+    while missing:
+        if first is not None and not chosen:
+            rank = first
+        else:
+            rank = min(
+                held,
+                key=lambda r: (-len(missing.intersection(held[r])), load[r] if load else 0, r),
+            )
+        chosen[rank] = [term for term in held[rank] if term in missing]
+        missing.difference_update(chosen[rank])
+    return chosen
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Collects moves region by region."""
+
+    ndim: int
+    blocks: list[tuple[Box, list[list[int]]]] = field(default_factory=list)
+    num_groups: int = 0
+    load: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # elements sent
+
+    def solve(self, box: Box, problem: _Problem, *, turn: int) -> None:
+        held, wanted = problem.held, problem.wanted
+        num_terms = len(problem.addends)
+        complete = sorted(r for r in wanted if len(held.get(r, ())) == num_terms)
+        if complete:
+            for rank in complete:
+                self._reduce(box, problem, {rank: held[rank]}, rank)
+            for rank in sorted(wanted.keys() - set(complete)):
+                giver = min(complete, key=lambda r: (self.load[r], r))
+                self._spread(box, wanted[giver], [wanted[rank]], giver)
+            return
+        reducers = sorted(rank for rank in wanted if rank in held)
+        if reducers:
+            sizes = {r: len(_cover(held, num_terms, first=r)) for r in reducers}
+            reducers = [r for r in reducers if sizes[r] == min(sizes.values())]
+        else:
+            reducers = sorted(wanted)
+        turn %= len(reducers)
+        reducers = reducers[turn:] + reducers[:turn]  # so that small regions take turns
+        # Where each rank holds one addend and nobody else does, all reducers cover alike.
+        is_plain = len(held) == num_terms and all(len(terms) == 1 for terms in held.values())
+        plain = _cover(held, num_terms) if is_plain else None
+        for rank, parts in zip(reducers, _even_parts(box, len(reducers)), strict=True):
+            for part in parts:
+                first = rank if rank in held else None
+                cover = plain or _cover(held, num_terms, first=first, load=self.load)
+                self._reduce(part, problem, cover, rank)
+                others = [row for r, row in wanted.items() if r != rank]
+                self._spread(part, wanted[rank], others, rank)
+
+    def _reduce(
+        self, box: Box, problem: _Problem, cover: Mapping[int, Sequence[int]], reducer: int
+    ) -> None:
+        by_term = sorted(cover.items(), key=lambda item: item[1][0])
+        rows = []
+        for rank, terms in by_term:
+            rows += [
+                [problem.addends[term][rank], problem.wanted[reducer], 0, self.num_groups]
+                for term in terms
+            ]
+            if rank != reducer:
+                self.load[rank] += box.volume
+        self.num_groups += 1
+        self.blocks.append((box, rows))
+
+    def _spread(self, box: Box, giver_row: int, rows: Sequence[int], giver: int) -> None:
+        if rows:
+            self.load[giver] += box.volume * len(rows)
+            self.blocks.append((box, [[giver_row, row, 1, NO_GROUP] for row in rows]))
+
+    def moves(self, source: Layout, target: Layout) -> Moves:
+        """All of them, in order."""
+        if not self.blocks:
+            return Moves.concatenate([], self.ndim)
+        count = [len(rows) for _, rows in self.blocks]
+        corners = np.array([(*box.start, *box.stop) for box, _ in self.blocks], np.int64)
+        corners = np.repeat(corners.reshape(len(count), 2 * self.ndim), count, axis=0)
+        table = np.array([row for _, rows in self.blocks for row in rows], np.int64)
+        source_row, target_row, step, group = table.T.copy()
+        src = np.empty(len(table), np.int64)
+        src[step == 0] = source.owners[source_row[step == 0]]
+        src[step == 1] = target.owners[source_row[step == 1]]
+        return Moves(
+            corners[:, : self.ndim],
+            corners[:, self.ndim :],
+            source_row,
+            target_row,
+            src,
+            target.owners[target_row],
+            step,
+            group,
+        ).in_order()
+
+
+def _even_parts(box: Box, num_parts: int) -> list[list[Box]]:
+    """The box in even parts: along its first dim that has room for them, else by flat ranges."""
+    for dim, size in enumerate(box.shape):
+        if size >= num_parts:
+            low = box.start[dim]
+            cuts = [low + k * size // num_parts for k in range(num_parts + 1)]
+            return [
+                [
+                    Box._trusted(
+                        (*box.start[:dim], a, *box.start[dim + 1 :]),
+                        (*box.stop[:dim], b, *box.stop[dim + 1 :]),
+                    )
+                ]
+                for a, b in itertools.pairwise(cuts)
+            ]
+    ends = [k * box.volume // num_parts for k in range(num_parts + 1)]
+    return [
+        [part.shift(box.start) for part in flat_range_boxes(box.shape, a, b)]
+        for a, b in itertools.pairwise(ends)
+    ]

@@ -1,0 +1,434 @@
+"""Plans carried out, simulated and on real ranks, against the full tensor."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import shardwise
+from shardwise.comm import Transfer, communicator, execute, execute_all
+from shardwise.comm.simulate import simulate
+from shardwise.errors import AgreementError, ArgumentTypeError, LayoutError, OpError, PlanError
+from shardwise.geometry import Box, Layout
+from shardwise.testing.strategies import layouts, shapes
+from shardwise.testing.tensors import assemble, random_shards
+from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.geometry import ReduceOp
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.bool,
+    torch.uint8,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+)
+
+Pair = tuple[Layout, Layout, torch.dtype]
+
+
+def _is_defined(layout: Layout, dtype: torch.dtype) -> bool:
+    if layout.pending == "avg":
+        return dtype.is_floating_point or dtype.is_complex
+    return not (layout.pending in ("max", "min") and dtype.is_complex)
+
+
+@st.composite
+def pairs(draw: st.DrawFn, *, world_size: int = 4) -> Pair:
+    shape = draw(shapes(max_size=5))
+    source, target = (draw(layouts(shape=shape, world_size=world_size)) for _ in range(2))
+    dtype = draw(st.sampled_from(DTYPES))
+    if not (_is_defined(source, dtype) and _is_defined(target, dtype)):
+        dtype = torch.float32
+    return source, target, dtype
+
+
+def _transfer(pair: Pair, rank: int, *, seed: int = 0) -> Transfer:
+    source, target, dtype = pair
+    shards = random_shards(source, dtype, seed=seed).get(rank, [])
+    return Transfer(plan_reshard(source, target, dtype.itemsize), shards, dtype=dtype)
+
+
+def _moved(
+    rank: int, listed: Sequence[Pair], max_bytes: int | None = None
+) -> list[list[torch.Tensor]]:
+    """Every pair on its own; under a cap too if one is given."""
+    found = []
+    for seed, pair in enumerate(listed):
+        transfer = _transfer(pair, rank, seed=seed)
+        needed = transfer.plan.itemsize * 16
+        cap = None if max_bytes is None else max(max_bytes, needed)
+        found.append(execute(transfer.plan, transfer.shards, dtype=transfer.dtype, max_bytes=cap))
+    return found
+
+
+def _moved_together(rank: int, listed: Sequence[Pair], max_bytes: int | None) -> Any:
+    transfers = [_transfer(pair, rank, seed=seed) for seed, pair in enumerate(listed)]
+    return execute_all(transfers, max_bytes=max_bytes)
+
+
+def _check(listed: Sequence[Pair], results: Sequence[Sequence[Sequence[torch.Tensor]]]) -> None:
+    """`results[rank][k]` are the shards of pair k; both sides stand for the same tensor."""
+    for seed, (source, target, dtype) in enumerate(listed):
+        before = random_shards(source, dtype, seed=seed)
+        after = {rank: held[seed] for rank, held in enumerate(results)}
+        if not before:
+            continue
+        expected = assemble(source, before)
+        found = assemble(target, after)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def _examples(num_pairs: int, *, world_size: int, seed: int) -> list[Pair]:
+    """Random pairs from the strategies, the same in every run."""
+    found: list[Pair] = []
+
+    @settings(
+        max_examples=num_pairs,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(pairs(world_size=world_size))
+    def collect(pair: Pair) -> None:
+        found.append(pair)
+
+    collect()
+    random.Random(seed).shuffle(found)
+    return found
+
+
+# -- simulated ---------------------------------------------------------------------------------
+
+
+@given(pairs())
+def test_any_layout_becomes_any_other(pair: Pair) -> None:
+    simulation = simulate(_moved, 4, [pair])
+    _check([pair], simulation.results)
+    source, target, dtype = pair
+    plan = plan_reshard(source, target, dtype.itemsize)
+    assert simulation.traffic.total_bytes == plan.total_bytes
+    for rank in range(4):
+        sent = sum(n for (src, _), n in simulation.traffic.bytes.items() if src == rank)
+        assert sent == plan.bytes_sent(rank)
+
+
+@given(pairs(), st.integers(1, 200))
+def test_a_cap_changes_nothing_but_the_rounds(pair: Pair, max_bytes: int) -> None:
+    simulation = simulate(_moved, 4, [pair], max_bytes)
+    _check([pair], simulation.results)
+    source, target, dtype = pair
+    assert (
+        simulation.traffic.total_bytes == plan_reshard(source, target, dtype.itemsize).total_bytes
+    )
+
+
+@given(st.lists(pairs(), min_size=2, max_size=5), st.none() | st.integers(256, 1000))
+def test_many_tensors_of_many_dtypes_share_one_exchange(
+    listed: list[Pair], max_bytes: int | None
+) -> None:
+    simulation = simulate(_moved_together, 4, listed, max_bytes)
+    _check(listed, simulation.results)
+    plans = [plan_reshard(a, b, dtype.itemsize) for a, b, dtype in listed]
+    assert simulation.traffic.total_bytes == sum(plan.total_bytes for plan in plans)
+    if max_bytes is None:  # one message per link and step
+        assert max(simulation.traffic.messages.values(), default=0) <= 2
+
+
+# -- on ranks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_ranks_do_what_the_simulation_does(world_size: int) -> None:
+    listed = _examples(50, world_size=world_size, seed=world_size)
+    assert len(listed) >= 25
+    real = shardwise.run_local(_moved, world_size, listed)
+    _check(listed, real)
+    simulated = simulate(_moved, world_size, listed).results
+    for ours, theirs in zip(real, simulated, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_real_ranks_keep_a_cap_and_share_an_exchange() -> None:
+    listed = _examples(40, world_size=4, seed=0)
+    _check(listed, shardwise.run_local(_moved, 4, listed, 64))
+    _check(listed, shardwise.run_local(_moved_together, 4, listed, None))
+    _check(listed, shardwise.run_local(_moved_together, 4, listed, 2000))
+
+
+def _moved_in_subgroups(rank: int, pair: Pair) -> list[torch.Tensor] | None:
+    groups = [dist.new_group(ranks) for ranks in ([1, 3], [0, 2])]
+    transfer = _transfer(pair, rank)
+    if rank in (1, 3):
+        return execute(
+            transfer.plan, transfer.shards, dtype=transfer.dtype, group=groups[0], max_bytes=None
+        )
+    return None
+
+
+def test_a_proper_subgroup_moves_its_own_tensor() -> None:
+    rows = shardwise.chunk(0, [3, 2], ranks=[1, 3]).layout((5, 4))
+    columns = shardwise.chunk(1, [1, 3], ranks=[3, 1]).layout((5, 4))
+    pair = (rows, columns, torch.float32)
+    results = shardwise.run_local(_moved_in_subgroups, 4, pair)
+    assert results[0] is results[2] is None
+    _check([pair], [[held or []] for held in results])
+
+
+def _rotated(rank: int, pair: Pair) -> list[list[torch.Tensor]]:
+    return _moved(rank, [pair])
+
+
+def test_a_rotation_of_ranks_works() -> None:
+    before = shardwise.chunk(0, ranks=[0, 1, 2]).layout((7, 3))
+    after = shardwise.chunk(0, ranks=[1, 2, 0]).layout((7, 3))
+    pair = (before, after, torch.float32)
+    _check([pair], shardwise.run_local(_rotated, 3, pair))
+
+
+# -- sums --------------------------------------------------------------------------------------
+
+
+def _summed(rank: int, shape: tuple[int, ...], op: ReduceOp) -> torch.Tensor:
+    source = shardwise.partial(op, ranks=range(4)).layout(shape)
+    target = shardwise.replicate(ranks=range(4)).layout(shape)
+    mine = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+    return execute(plan_reshard(source, target, 4), [mine])[0]
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min", "product"])
+def test_replicas_of_a_reduction_are_equal_bit_for_bit(op: ReduceOp) -> None:
+    """Terms are added in their order, so the result is also that of a plain loop."""
+    results = simulate(_summed, 4, (33, 5), op).results
+    terms = [torch.randn((33, 5), generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    expected = terms[0].clone()
+    for term in terms[1:]:
+        if op in ("sum", "avg"):
+            expected += term
+        elif op == "product":
+            expected *= term
+        else:
+            expected = (torch.maximum if op == "max" else torch.minimum)(expected, term)
+    if op == "avg":
+        expected /= 4
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_replicated_to_pending_keeps_the_value_in_the_lowest_term() -> None:
+    source = shardwise.replicate(ranks=[0, 1]).layout((3,))
+    target = shardwise.partial(ranks=[0, 1]).layout((3,))
+    pair = (source, target, torch.float32)
+    (first,), (second,) = (r[0] for r in simulate(_moved, 2, [pair]).results)
+    torch.testing.assert_close(first, random_shards(source)[0][0])
+    assert not second.any()
+
+
+# -- outputs and memory ------------------------------------------------------------------------
+
+
+def _into_outputs(rank: int) -> tuple[bool, torch.Tensor]:
+    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
+    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    shards = random_shards(source)[rank]
+    plan = plan_reshard(source, target, 4)
+    (box,) = target.boxes_of(rank)
+    strided = torch.zeros(2 * box.shape[1], 2 * box.shape[0])[::2, ::2].t()
+    result = execute(plan, shards, out=[strided])
+    return result[0].data_ptr() == strided.data_ptr(), strided
+
+
+def test_given_outputs_are_filled_in_place_whatever_their_strides() -> None:
+    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
+    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    results = simulate(_into_outputs, 2).results
+    assert all(same for same, _ in results)
+    found = assemble(target, {rank: [held] for rank, (_, held) in enumerate(results)})
+    torch.testing.assert_close(found, assemble(source, random_shards(source)))
+
+
+def _transposed(rank: int) -> list[torch.Tensor]:
+    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
+    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    (shard,) = random_shards(source, torch.complex64)[rank]
+    strided = shard.conj().resolve_conj().t().contiguous().t().conj()
+    return execute(plan_reshard(source, target, 8), [strided])
+
+
+def test_shards_may_be_strided_or_conjugate_views() -> None:
+    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
+    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    results = simulate(_transposed, 2).results
+    found = assemble(target, dict(enumerate(results)))
+    expected = assemble(source, random_shards(source, torch.complex64)).conj().resolve_conj()
+    torch.testing.assert_close(found, expected)
+
+
+def _sources_afterwards(rank: int) -> bool:
+    source = shardwise.partial(ranks=[0, 1]).layout((4, 6))
+    target = shardwise.replicate(ranks=[0, 1]).layout((4, 6))
+    shards = random_shards(source)[rank]
+    before = [shard.clone() for shard in shards]
+    execute(plan_reshard(source, target, 4), shards)
+    return all(map(torch.equal, shards, before))
+
+
+def test_sources_are_not_changed() -> None:
+    assert simulate(_sources_afterwards, 2).results == [True, True]
+
+
+def _gradient_state(rank: int) -> tuple[bool, bool]:
+    source = shardwise.chunk(0, ranks=[0, 1]).layout((4,))
+    target = shardwise.chunk(0, ranks=[1, 0]).layout((4,))
+    shard = torch.ones(2, requires_grad=True)
+    (moved,) = execute(plan_reshard(source, target, 4), [shard])
+    return moved.requires_grad, torch.is_grad_enabled()
+
+
+def test_values_move_without_gradients() -> None:
+    assert simulate(_gradient_state, 2).results == [(False, True)] * 2
+
+
+# -- wrong calls -------------------------------------------------------------------------------
+
+ROWS = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
+COLUMNS = shardwise.chunk(1, ranks=[0, 1]).layout((4, 6))
+PLAN = plan_reshard(ROWS, COLUMNS, 4)
+
+
+def _alone(*args: Any, **options: Any) -> None:
+    """The call as rank 0 of two; it must fail before it waits for anybody."""
+
+    def call(rank: int) -> None:
+        if rank == 0:
+            execute(*args, **options)
+
+    simulate(call, 2)
+
+
+@pytest.mark.parametrize(
+    ("shards", "options", "kind", "message"),
+    [
+        (
+            [],
+            {},
+            LayoutError,
+            r"\[rank 0\] 'tensor' shards: expected shapes \[\(2, 6\)\].* got \[\]",
+        ),
+        ([torch.zeros(2, 5)], {}, LayoutError, r"expected shapes \[\(2, 6\)\].*got \[\(2, 5\)\]"),
+        (torch.zeros(2, 6), {}, ArgumentTypeError, "expected a list of tensors, got Tensor"),
+        (
+            [torch.zeros(2, 6).double()],
+            {},
+            LayoutError,
+            "elements of 4 bytes.*got torch.float64 of 8",
+        ),
+        ([torch.zeros(2, 6)], {"out": [torch.zeros(4, 2)]}, LayoutError, r"out: .*\(4, 3\)"),
+        (
+            [torch.zeros(2, 6)],
+            {"out": [torch.zeros(4, 3).int()]},
+            ArgumentTypeError,
+            r"one for all shards and out, got \['torch.float32', 'torch.int32'\]",
+        ),
+        ([torch.zeros(2, 6).to_sparse()], {}, LayoutError, "dense tensors"),
+        ([torch.zeros(2, 6)], {"max_bytes": 3}, PlanError, "max_bytes: expected at least 4"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(
+    shards: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(shardwise.errors.RankFailure, match=message) as failure:
+        _alone(PLAN, shards, **options)
+    assert isinstance(failure.value.__cause__, kind)
+
+
+def test_outputs_that_share_memory_with_shards_are_refused() -> None:
+    memory = torch.zeros(24)
+    with pytest.raises(shardwise.errors.RankFailure, match="share no memory with the shards"):
+        _alone(PLAN, [memory[:12].view(2, 6)], out=[memory[12:].view(4, 3)])
+
+
+def test_an_average_of_whole_numbers_is_refused() -> None:
+    source = shardwise.partial("avg", ranks=[0, 1]).layout((4,))
+    plan = plan_reshard(source, shardwise.replicate(ranks=[0, 1]).layout((4,)), 8)
+    with pytest.raises(shardwise.errors.RankFailure, match="pending avg: expected a floating") as f:
+        _alone(plan, [torch.zeros(4, dtype=torch.int64)])
+    assert isinstance(f.value.__cause__, OpError)
+
+
+def _with_unknown_ranks(rank: int) -> tuple[str, bool]:
+    target = shardwise.chunk(1, ranks=[0, 7]).layout((4, 6))
+    (shard,) = random_shards(ROWS)[rank]
+    before = shard.clone()
+    try:
+        execute(plan_reshard(ROWS, target, 4), [shard])
+    except LayoutError as error:
+        return str(error), torch.equal(shard, before)
+    return "", False
+
+
+def test_unknown_ranks_raise_on_all_ranks_and_leave_the_sources_alone() -> None:
+    results = shardwise.run_local(_with_unknown_ranks, 2)
+    assert len({message for message, _ in results}) == 1
+    assert "rank 7" in results[0][0]
+    assert all(same for _, same in results)
+
+
+def _with_one_wrong_shard(rank: int) -> str:
+    shape = (2, 6) if rank == 0 else (2, 5)
+    with shardwise.set_check("debug"):
+        try:
+            execute(PLAN, [torch.zeros(shape)])
+        except (AgreementError, LayoutError) as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def test_a_shard_that_is_wrong_on_one_rank_raises_on_all_in_debug_mode() -> None:
+    first, second = shardwise.run_local(_with_one_wrong_shard, 2)
+    assert first.startswith("AgreementError")
+    assert "(2, 5)" in first
+    assert second.startswith("LayoutError: [rank 1]")
+
+
+def _with_other_targets(rank: int) -> str:
+    target = COLUMNS if rank == 0 else shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    with shardwise.set_check("debug"):
+        try:
+            execute(plan_reshard(ROWS, target, 4), random_shards(ROWS)[rank])
+        except AgreementError as error:
+            return str(error)
+    return "nothing was raised"
+
+
+def test_targets_that_differ_between_ranks_raise_on_all_in_debug_mode() -> None:
+    first, second = shardwise.run_local(_with_other_targets, 2)
+    assert first == second
+    assert "target layouts" in first
+
+
+def test_a_plan_that_starts_from_a_box_gets_it_everywhere() -> None:
+    layout = Layout((0, 3), [Box((0, 0), (0, 3))], [0])
+    pair = (layout, shardwise.replicate(ranks=[0, 1]).layout((0, 3)), torch.float32)
+    results = simulate(_moved, 2, [pair]).results
+    assert [tuple(held[0][0].shape) for held in results] == [(0, 3), (0, 3)]
+
+
+def test_the_simulated_rank_is_the_default_communicator() -> None:
+    assert simulate(lambda rank: communicator().rank == rank, 3).results == [True] * 3

@@ -1,0 +1,254 @@
+"""Plans against brute force, element by element."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
+from shardwise.geometry import Box, Boxes, Entry, Layout
+from shardwise.testing.strategies import layouts, shapes
+from shardwise.transfer.moves import NO_GROUP
+from shardwise.transfer.plan import TransferPlan, plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@st.composite
+def pairs(draw: st.DrawFn, *, addends: bool = True, world_size: int = 4) -> TransferPlan:
+    shape = draw(shapes(max_size=5))
+    source = draw(layouts(shape=shape, world_size=world_size, addends=addends))
+    target = draw(layouts(shape=shape, world_size=world_size, addends=addends))
+    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
+
+
+def _points(box: Box) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(a, b) for a, b in zip(box.start, box.stop, strict=True)))
+
+
+def _held(layout: Layout) -> dict[int, Counter[tuple[int, ...]]]:
+    """rank -> the elements that it holds, and how often."""
+    held: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    for box, rank, _ in layout:
+        held[rank].update(_points(box))
+    return held
+
+
+@given(pairs(addends=False))
+def test_a_rank_receives_what_it_does_not_hold_and_nothing_else(plan: TransferPlan) -> None:
+    before, after = _held(plan.source), _held(plan.target)
+    missing = {rank: len(after[rank].keys() - before[rank].keys()) for rank in range(4)}
+    for rank in range(4):
+        assert plan.bytes_received(rank) == missing[rank] * plan.itemsize
+    assert plan.total_bytes == plan.lower_bound == sum(missing.values()) * plan.itemsize
+
+
+@given(pairs())
+def test_plans_meet_the_lower_bound_with_addends_too(plan: TransferPlan) -> None:
+    assert plan.total_bytes == plan.lower_bound
+    assert plan.total_bytes == sum(map(plan.bytes_sent, range(4)))
+    assert plan.total_bytes == sum(map(plan.bytes_received, range(4)))
+
+
+@given(pairs())
+def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan) -> None:
+    """The moves carried out on sets of (element, term), with plain Python."""
+    source, target, moves = plan.source, plan.target, plan.moves
+    entries = list(target)
+    got: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in entries]
+    terms = source.terms if source.terms is not None else np.zeros(len(source), np.int64)
+    assert (np.diff(moves.step) >= 0).all()
+    for k in range(len(moves)):
+        row, from_row = int(moves.target_row[k]), int(moves.source_row[k])
+        assert moves.dst[k] == target.owners[row]
+        box = Box(tuple(moves.starts[k]), tuple(moves.stops[k]))
+        giver = (source, target)[int(moves.step[k])]
+        assert moves.src[k] == giver.owners[from_row]
+        assert giver.boxes[from_row].contains(box)
+        assert entries[row].box.contains(box)
+        for point in _points(box):
+            if moves.step[k] == 1:
+                assert point not in got[row]
+                got[row][point] = got[from_row][point]
+            else:
+                assert moves.group[k] != NO_GROUP or point not in got[row]
+                got[row].setdefault(point, Counter())[int(terms[from_row])] += 1
+    value = defaultdict(set)
+    for entry in source:
+        for point in _points(entry.box):
+            value[point].add(entry.term)
+    for box_rows in itertools.pairwise(target.box_rows.tolist()):
+        rows = range(*box_rows)
+        for point in _points(entries[rows[0]].box):
+            by_term = {entries[row].term: got[row].get(point, Counter()) for row in rows}
+            for row in rows:  # replicas of a term are equal
+                assert got[row].get(point, Counter()) == by_term[entries[row].term]
+            total = sum(by_term.values(), Counter())
+            assert total == Counter(value[point])
+
+
+@given(pairs())
+def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> None:
+    """n(t + d - 2) or n(t + d - 1), where every rank holds one term at most and nobody all."""
+    if plan.target.pending is not None:
+        return
+    held: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    wanted: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for box, rank, term in plan.source:
+        for point in _points(box):
+            held[point].append((rank, term))
+    for box, rank, _ in plan.target:
+        for point in _points(box):
+            wanted[point].add(rank)
+    bound = 0
+    for point, holders in held.items():
+        ranks, terms = {rank for rank, _ in holders}, {term for _, term in holders}
+        if len(ranks) != len(holders):
+            return
+        if len(terms) == 1:
+            bound += len(wanted[point] - ranks)
+        else:
+            bound += len(terms) + len(wanted[point]) - (2 if ranks & wanted[point] else 1)
+    assert plan.total_bytes == bound * plan.itemsize
+
+
+@given(pairs(), st.integers(0, 4))
+def test_a_ranks_part_is_the_same_alone_and_cut_from_the_whole(
+    plan: TransferPlan, rank: int
+) -> None:
+    alone = plan.moves_of(rank)
+    whole = TransferPlan(plan.source, plan.target, plan.itemsize)
+    _ = whole.moves
+    cut = whole.moves_of(rank)
+    for name in ("starts", "stops", "source_row", "target_row", "src", "dst", "step", "group"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(cut, name))
+
+
+def _grid(shape: tuple[int, int], parts: tuple[int, int], num_ranks: int) -> Layout:
+    splits = [shardwise.geometry.even_cuts(n, k) for n, k in zip(shape, parts, strict=True)]
+    cells = itertools.product(*(itertools.pairwise(cuts.tolist()) for cuts in splits))
+    boxes = [Box((a, c), (b, d)) for (a, b), (c, d) in cells]
+    return Layout(shape, boxes, [k % num_ranks for k in range(len(boxes))])
+
+
+def test_one_ranks_part_of_a_grid_plan_does_not_make_the_whole() -> None:
+    source, target = _grid((1000, 1000), (50, 40), 500), _grid((1000, 1000), (20, 25), 500)
+    plan = TransferPlan(source, target, 4)
+    messages = plan.messages(7)
+    assert messages
+    assert {"regions", "moves"}.isdisjoint(plan.__dict__)
+    assert all(7 in (message.src, message.dst) for message in messages)
+    assert sum(m.nbytes for m in messages if m.src == 7) == plan.bytes_sent(7)
+
+
+# -- senders ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_wanting", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_holders", [2, 3, 4])
+def test_replicas_share_the_sending_evenly(num_holders: int, num_wanting: int) -> None:
+    shape = (1024, 512)
+    source = shardwise.replicate(ranks=range(num_holders)).layout(shape)
+    wanting = range(num_holders, num_holders + num_wanting)
+    target = shardwise.replicate(ranks=wanting).layout(shape)
+    plan = plan_reshard(source, target, 4)
+    sent = [plan.bytes_sent(rank) for rank in range(num_holders)]
+    mean = num_wanting * 1024 * 512 * 4 / num_holders
+    assert sum(sent) == plan.lower_bound == num_wanting * 1024 * 512 * 4
+    assert max(sent) <= 1.25 * mean
+
+
+def test_a_holder_that_is_busy_elsewhere_sends_less() -> None:
+    top, bottom = Box((0, 0), (512, 512)), Box((512, 0), (1024, 512))
+    source = Layout.of((1024, 512), [Entry(top, 0), Entry(bottom, 0), Entry(bottom, 1)])
+    target = shardwise.replicate(ranks=[2]).layout((1024, 512))
+    plan = plan_reshard(source, target, 4)
+    assert plan.bytes_sent(0) == plan.bytes_sent(1) == 512 * 512 * 4
+
+
+def test_small_pieces_are_not_split_among_their_holders() -> None:
+    source = shardwise.replicate(ranks=[0, 1]).layout((16, 16))
+    plan = plan_reshard(source, shardwise.on_rank(2).layout((16, 16)), 4)
+    assert len(plan.messages(2)) == 1
+
+
+def test_addends_are_reduced_on_all_destinations_alike() -> None:
+    shape = (64, 8)
+    plan = plan_reshard(
+        shardwise.partial(ranks=range(4)).layout(shape),
+        shardwise.replicate(ranks=range(4)).layout(shape),
+        4,
+    )
+    assert plan.total_bytes == 64 * 8 * 4 * (4 + 4 - 2)
+    assert len({plan.bytes_sent(rank) for rank in range(4)}) == 1
+    assert len({plan.bytes_received(rank) for rank in range(4)}) == 1
+
+
+def test_scalars_that_are_pending_take_turns_as_to_who_reduces() -> None:
+    boxes = [Box((k,), (k + 1,)) for k in range(8)]
+    entries = [Entry(box, rank, rank) for box in boxes for rank in range(4)]
+    source = Layout.of((8,), entries, pending="sum")
+    plan = plan_reshard(source, shardwise.replicate(ranks=range(4)).layout((8,)), 4)
+    assert {plan.bytes_received(rank) for rank in range(4)} == {plan.total_bytes // 4}
+
+
+# -- the value -------------------------------------------------------------------------------
+
+
+def test_a_plan_is_cached_by_its_layouts() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    plan = plan_reshard(rows, columns, 4)
+    again = Layout(rows.shape, list(rows.boxes), rows.owners)
+    assert plan_reshard(again, columns, 4) is plan
+    assert plan_reshard(rows, columns, 8) is not plan
+    assert plan_reshard(rows, columns, int(np.int64(4))) is plan
+
+
+def test_a_plan_is_a_value() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    plan = TransferPlan(rows, columns, 4)
+    assert plan == TransferPlan(rows, columns, 4) == pickle.loads(pickle.dumps(plan))
+    assert hash(plan) == hash(TransferPlan(rows, columns, 4))
+    assert plan != TransferPlan(columns, rows, 4)
+    assert plan != 3
+    with pytest.raises(PlanError, match=r"TransferPlan.itemsize cannot be set\. A plan is a value"):
+        plan.itemsize = 2
+
+
+def test_layouts_of_two_shapes_have_no_plan() -> None:
+    source, target = (shardwise.replicate(ranks=[0]).layout(shape) for shape in ((4, 6), (6, 4)))
+    with pytest.raises(PlanError, match=r"expected two of one shape, the source's \(4, 6\), got"):
+        plan_reshard(source, target, 4)
+
+
+def test_a_spec_in_place_of_a_layout_gets_a_hint() -> None:
+    layout = shardwise.replicate(ranks=[0]).layout((4,))
+    with pytest.raises(ArgumentTypeError, match=r"target of a plan: .*Call spec.layout\(shape\)"):
+        plan_reshard(layout, shardwise.replicate(ranks=[0]), 4)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentValueError, match="itemsize"):
+        plan_reshard(layout, layout, 0)
+
+
+def test_messages_are_boxes_by_sender_and_receiver() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((4, 4)) for dim in (0, 1))
+    sent, received = plan_reshard(rows, columns, 4).messages(0)
+    assert (sent.src, sent.dst, sent.nbytes) == (0, 1, 16)
+    assert isinstance(sent.boxes, Boxes)
+    assert list(sent.boxes) == [Box((0, 2), (2, 4))]
+    assert list(received.boxes) == [Box((2, 0), (4, 2))]
+
+
+def test_equal_layouts_move_nothing() -> None:
+    layout = shardwise.partial(ranks=[0, 2]).layout((3, 3))
+    plan = plan_reshard(layout, layout, 4)
+    assert plan.total_bytes == plan.lower_bound == 0
+    assert plan.messages(0) == ()

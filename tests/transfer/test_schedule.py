@@ -1,0 +1,209 @@
+"""Rounds: everything moves once, and staging stays under the cap."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
+from shardwise.geometry import Box
+from shardwise.testing.strategies import layouts, shapes
+from shardwise.transfer import Moves, Schedule, TransferPlan, make_schedule, plan_reshard
+from shardwise.transfer.moves import NO_GROUP
+from shardwise.transfer.schedule import LEAST_CAP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@st.composite
+def plan_sets(draw: st.DrawFn) -> list[TransferPlan]:
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = draw(shapes(max_size=5))
+        source, target = draw(layouts(shape=shape)), draw(layouts(shape=shape))
+        found.append(TransferPlan(source, target, draw(st.sampled_from([1, 2, 4]))))
+    return found
+
+
+def _least_cap(plans: Sequence[TransferPlan]) -> int:
+    """Room for one element of every addend of a reduction."""
+    return max(plan.itemsize for plan in plans) * 4
+
+
+def _elements(moves: Sequence[Moves]) -> Counter[tuple[object, ...]]:
+    """Every element that moves: from which row to which, in which step."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for part in moves:
+        for k in range(len(part)):
+            ends = zip(part.starts[k].tolist(), part.stops[k].tolist(), strict=True)
+            rows = int(part.source_row[k]), int(part.target_row[k]), int(part.step[k])
+            for point in itertools.product(*(range(a, b) for a, b in ends)):
+                found[(point, *rows)] += 1
+    return found
+
+
+@given(plan_sets(), st.integers(0, 100))
+def test_rounds_move_every_element_of_the_plan_once(plans: list[TransferPlan], extra: int) -> None:
+    schedule = make_schedule(plans, _least_cap(plans) + extra)
+    for tensor, plan in enumerate(plans):
+        assert _elements([moves[tensor] for moves in schedule.rounds]) == _elements([plan.moves])
+
+
+def _traffic(schedule: Schedule) -> list[dict[int, int]]:
+    """Bytes that each rank sends and receives in each round, counted item by item."""
+    found = []
+    for moves in schedule.rounds:
+        used: dict[int, int] = defaultdict(int)
+        for plan, part in zip(schedule.plans, moves, strict=True):
+            for k in range(len(part)):
+                if part.is_wire[k]:
+                    nbytes = int(part.volumes[k]) * plan.itemsize
+                    used[int(part.src[k])] += nbytes
+                    used[int(part.dst[k])] += nbytes
+        found.append(used)
+    return found
+
+
+@given(plan_sets(), st.integers(0, 60))
+def test_no_rank_has_more_in_flight_than_the_cap(plans: list[TransferPlan], extra: int) -> None:
+    cap = _least_cap(plans) + extra
+    schedule = make_schedule(plans, cap)
+    traffic = _traffic(schedule)
+    assert max((n for used in traffic for n in used.values()), default=0) <= cap
+    for rank in range(4):
+        assert schedule.staging_bytes(rank) == max((used[rank] for used in traffic), default=0)
+
+
+@given(plan_sets(), st.integers(0, 60))
+def test_addends_of_an_element_arrive_in_one_round(plans: list[TransferPlan], extra: int) -> None:
+    schedule = make_schedule(plans, _least_cap(plans) + extra)
+    for moves in schedule.rounds:
+        for plan, part in zip(plans, moves, strict=True):
+            for group in set(part.group.tolist()) - {NO_GROUP}:
+                rows = part.group == group
+                assert len(set(part.target_row[rows].tolist())) == 1
+                assert len({tuple(start) for start in part.starts[rows].tolist()}) == 1
+                whole = plan.moves.group == _group_at(plan, part, rows.argmax())
+                assert sorted(part.source_row[rows]) == sorted(plan.moves.source_row[whole])
+
+
+def _group_at(plan: TransferPlan, part: Moves, row: int) -> int:
+    """The plan's group that holds the region of a round's move."""
+    box = Box(tuple(part.starts[row].tolist()), tuple(part.stops[row].tolist()))
+    for k in range(len(plan.moves)):
+        region = Box(tuple(plan.moves.starts[k].tolist()), tuple(plan.moves.stops[k].tolist()))
+        same = plan.moves.target_row[k] == part.target_row[row]
+        if same and plan.moves.group[k] != NO_GROUP and region.contains(box):
+            return int(plan.moves.group[k])
+    raise AssertionError("no group of the plan holds this region")
+
+
+@given(plan_sets(), st.integers(0, 60))
+def test_spreading_follows_reducing(plans: list[TransferPlan], extra: int) -> None:
+    schedule = make_schedule(plans, _least_cap(plans) + extra)
+    steps = [{int(s) for part in moves for s in part.step} for moves in schedule.rounds]
+    assert [max(found, default=0) for found in steps] == sorted(max(s, default=0) for s in steps)
+    assert all(len(found) <= 1 for found in steps)
+
+
+@given(plan_sets(), st.integers(0, 60))
+def test_no_message_waits_while_both_of_its_ends_have_room(
+    plans: list[TransferPlan], extra: int
+) -> None:
+    """What goes on in round k could not have been in an earlier round of its step."""
+    cap = _least_cap(plans) + extra
+    schedule = make_schedule(plans, cap)
+    quantum = max(plan.itemsize for plan in plans)
+    traffic = _traffic(schedule)
+    step_of = [
+        max((int(s) for part in moves for s in part.step), default=0) for moves in schedule.rounds
+    ]
+    for later, moves in enumerate(schedule.rounds):
+        for earlier in range(later):
+            if step_of[earlier] != step_of[later]:
+                continue
+            room = {rank: cap - traffic[earlier][rank] for rank in range(4)}
+            for part in moves:
+                for k in range(len(part)):
+                    if part.src[k] != part.dst[k] and part.group[k] == NO_GROUP:
+                        ends = room[int(part.src[k])], room[int(part.dst[k])]
+                        assert min(ends) < quantum
+
+
+def test_everybody_sends_in_every_round_of_an_all_to_all() -> None:
+    shape = (64, 64)
+    rows, columns = (shardwise.chunk(dim, ranks=range(4)).layout(shape) for dim in (0, 1))
+    schedule = plan_reshard(rows, columns, 4).schedule(max_bytes=1024)
+    assert len(schedule.rounds) == 6  # 3 messages of 1 KiB out and 3 in for each rank
+    for used in _traffic(schedule):
+        assert {used[rank] for rank in range(4)} == {1024}
+
+
+def test_a_box_larger_than_the_cap_is_cut() -> None:
+    source, target = (shardwise.on_rank(rank).layout((100, 30)) for rank in (0, 1))
+    plan = plan_reshard(source, target, 4)
+    schedule = plan.schedule(max_bytes=1000)
+    assert len(schedule.rounds) == 12
+    assert plan.peak_bytes(1, max_bytes=1000) == 100 * 30 * 4 + 1000
+    assert plan.peak_bytes(0, max_bytes=1000) == 1000
+
+
+def test_what_goes_straight_into_its_shard_needs_no_staging() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=range(4)).layout((64, 64)) for dim in (0, 1))
+    there = plan_reshard(rows, columns, 4)
+    assert there.peak_bytes(0) == 64 * 16 * 4 + 3 * 16 * 16 * 4  # packed to be sent
+    turned = shardwise.chunk(0, ranks=[1, 2, 3, 0]).layout((64, 64))
+    assert plan_reshard(rows, turned, 4).peak_bytes(0) == 64 * 16 * 4
+
+
+def test_large_reductions_take_rounds_without_being_asked() -> None:
+    """Four addends for one rank would be three times the output."""
+    shape = (2048, 4096)
+    plan = plan_reshard(
+        shardwise.partial(ranks=range(4)).layout(shape), shardwise.on_rank(0).layout(shape), 4
+    )
+    assert LEAST_CAP < 2048 * 4096 * 4
+    assert plan.peak_bytes(0) <= 2 * 2048 * 4096 * 4
+    assert len(plan.schedule().rounds) > 1
+
+
+def test_small_reductions_take_one_round_a_step() -> None:
+    shape = (16, 16)
+    plan = plan_reshard(
+        shardwise.partial(ranks=range(4)).layout(shape),
+        shardwise.replicate(ranks=range(4)).layout(shape),
+        4,
+    )
+    assert len(plan.schedule().rounds) == 2
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "kind", "message"),
+    [
+        (11, PlanError, "max_bytes: expected at least 12, .* got 11. Allow more"),
+        (0, ArgumentValueError, "max_bytes: expected a whole number >= 1"),
+        (1.5, ArgumentTypeError, "max_bytes: expected a whole number"),
+    ],
+)
+def test_a_cap_that_nothing_fits_under_is_refused(
+    max_bytes: int, kind: type[Exception], message: str
+) -> None:
+    plan = plan_reshard(
+        shardwise.partial(ranks=range(4)).layout((8,)), shardwise.on_rank(0).layout((8,)), 4
+    )
+    with pytest.raises(kind, match=message):
+        plan.schedule(max_bytes)
+
+
+def test_element_sizes_that_do_not_divide_cannot_share_an_exchange() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((4, 4)) for dim in (0, 1))
+    plans = [TransferPlan(rows, columns, itemsize) for itemsize in (2, 3)]
+    with pytest.raises(PlanError, match=r"each divides the larger ones.*got \[2, 3\]"):
+        make_schedule(plans)
