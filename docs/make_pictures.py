@@ -1,15 +1,19 @@
-"""Draws docs/images/layouts.svg, the picture in the README: `python docs/make_pictures.py`."""
+"""Draws the pictures of the documents, docs/images/*.svg: `python docs/make_pictures.py`."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 import shardwise
-from shardwise.viz import LayoutDrawing, draw_layout
+from shardwise.viz import LayoutDrawing, PlanDrawing, draw_layout, draw_plan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SHAPE = (8, 6)
 IMAGES = Path(__file__).parent / "images"
@@ -63,29 +67,45 @@ def drawings() -> list[LayoutDrawing]:
     ]
 
 
-def main() -> None:
+def layouts_page() -> Table:
+    page = Table.grid(padding=(1, 4, 0, 0))
+    first, second, third, fourth = drawings()
+    page.add_row(first, second)
+    page.add_row(third, fourth)
+    return page
+
+
+def plan_drawing() -> PlanDrawing:
+    """The plan of docs/resharding.md."""
+    specs = (shardwise.chunk(0, ranks=range(4)), shardwise.grid([2, 2], ranks=range(4)))
+    rows, grid = (spec.layout((8192, 8192)) for spec in specs)
+    return draw_plan(shardwise.plan_reshard(rows, grid, itemsize=4), width=72)
+
+
+def save(name: str, page: RenderableType, *, title: str, width: int) -> None:
     console = Console(
         record=True,
-        width=95,
+        width=width,
         file=io.StringIO(),
         force_terminal=True,
         color_system="truecolor",
         no_color=False,
         legacy_windows=False,
     )
-    page = Table.grid(padding=(1, 4, 0, 0))
-    first, second, third, fourth = drawings()
-    page.add_row(first, second)
-    page.add_row(third, fourth)
     console.print(page)
     svg = console.export_svg(
-        title="One (8, 6) tensor, four layouts",
+        title=title,
         code_format=SVG_FORMAT,
         font_aspect_ratio=FONT_ASPECT_RATIO,
-        unique_id="layouts",
+        unique_id=name,
     )
     IMAGES.mkdir(exist_ok=True)
-    (IMAGES / "layouts.svg").write_text(svg, encoding="utf-8")
+    (IMAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
+
+
+def main() -> None:
+    save("layouts", layouts_page(), title="One (8, 6) tensor, four layouts", width=95)
+    save("plan", plan_drawing(), title="Rows to a 2 x 2 grid, 256 MiB, four ranks", width=74)
 
 
 if __name__ == "__main__":

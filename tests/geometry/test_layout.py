@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from collections import Counter, defaultdict
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from shardwise.errors import LayoutError, ShardwiseError, TilingError
 from shardwise.geometry import Box, Boxes, Entry, Layout
-from shardwise.testing.strategies import boxes, layouts, shapes
+from shardwise.sharding_spec import GridShardingSpec
+from shardwise.testing.strategies import boxes, layouts, shapes, specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +112,17 @@ def _is_grid(layout: Layout) -> bool:
 
 
 @given(layouts())
+def test_rows_of_one_box_are_found(layout: Layout) -> None:
+    same = [len(list(group)) for _, group in itertools.groupby(box for box, _, _ in layout)]
+    assert layout.box_rows.tolist() == [0, *itertools.accumulate(same)]
+
+
+def _grid_layouts(shape: tuple[int, ...]) -> st.SearchStrategy[Layout]:
+    """Grids with several cells per dim, some empty, some on several ranks."""
+    return specs(shape, kinds=[GridShardingSpec]).map(lambda spec: spec.layout(shape))
+
+
+@given(layouts() | shapes().flatmap(_grid_layouts))
 def test_a_grid_is_found_whenever_there_is_one(layout: Layout) -> None:
     grid = layout.grid
     assert (grid is not None) == _is_grid(layout)
@@ -182,6 +195,21 @@ def test_words() -> None:
     assert "pending max" in str(
         Layout((1,), [Box((0,), (1,))] * 2, [0, 1], terms=[0, 1], pending="max")
     )
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_cells_that_are_not_in_line_are_no_grid(moved: int) -> None:
+    cuts = [[0, 2, 4], [0, 2, 4], [0, 2, 4]]
+    cuts[moved][1] = 3  # in one row of three
+    boxes = [
+        Box((2 * row, a), (2 * row + 2, b))
+        for row in range(3)
+        for a, b in itertools.pairwise(cuts[row])
+    ]
+    layout = Layout((6, 4), boxes, range(6))
+    assert layout.grid is None
+    turned = [Box(box.start[::-1], box.stop[::-1]) for box in boxes]
+    assert Layout((4, 6), turned, range(6)).grid is None
 
 
 def test_a_hundred_thousand_shards_are_fine() -> None:
@@ -298,3 +326,13 @@ def test_a_missing_piece_is_always_noticed(shape: tuple[int, ...], data: st.Data
     if len(kept) < len(layout):
         with pytest.raises(TilingError, match="nothing covers"):
             Layout.of(shape, kept)
+
+
+def test_a_grid_of_which_one_cell_has_most_owners_takes_no_padding() -> None:
+    """Its factored form would be a thousand times as large as the layout."""
+    size = 2000
+    cells = [Box((k,), (k + 1,)) for k in range(size)]
+    layout = Layout((size,), [*cells, *[cells[0]] * (size - 1)], [*range(size), *range(1, size)])
+    assert layout.grid is None
+    even = Layout((4,), [Box((k,), (k + 1,)) for k in (0, 0, 1, 2, 3)], [0, 1, 0, 0, 0])
+    assert even.grid is not None

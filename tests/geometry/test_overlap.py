@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.errors import GeometryError
-from shardwise.geometry import Box, Boxes, intersecting_pairs, overlapping_pairs
+from shardwise.geometry import Box, Boxes, intersecting_pairs, overlap, overlapping_pairs
+from shardwise.geometry.overlap import distinct
 from shardwise.testing.strategies import boxes, shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @st.composite
@@ -24,14 +31,53 @@ def _common(a: Boxes, b: Boxes) -> set[tuple[int, int]]:
     }
 
 
-@given(_two_sets())
+@contextmanager
+def _treated_as_many(are_many: bool) -> Iterator[None]:
+    """Few boxes are compared one with each; within this, if `are_many`, nearly all are halved."""
+    with pytest.MonkeyPatch.context() as patch:
+        if are_many:
+            patch.setattr(overlap, "_LITTLE", 0)
+            patch.setattr(overlap, "_FEW", 1)
+        yield
+
+
+@given(_two_sets(), st.booleans())
 def test_intersecting_pairs_are_all_pairs_that_share_an_element_each_once(
-    sets: tuple[Boxes, Boxes],
+    sets: tuple[Boxes, Boxes], are_many: bool
 ) -> None:
-    i, j = intersecting_pairs(*sets)
+    with _treated_as_many(are_many):
+        i, j = intersecting_pairs(*sets)
     found = list(zip(i.tolist(), j.tolist(), strict=True))
     assert len(found) == len(set(found))
     assert set(found) == _common(*sets)
+
+
+def _random_boxes(rng: np.random.Generator, num_boxes: int, shape: tuple[int, ...]) -> Boxes:
+    """Boxes of all sizes, some of them long and thin, some empty, some outside of `shape`."""
+    sizes = rng.integers(0, [1 + n // 2 for n in shape], (num_boxes, len(shape)))
+    starts = rng.integers(0, shape, (num_boxes, len(shape)))
+    thin = rng.random((num_boxes, len(shape))) < 0.5
+    return Boxes(starts, starts + np.where(thin, np.minimum(sizes, 2), sizes))
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.tuples(st.integers(0, 600), st.sampled_from([1, 7, 50, 300])),
+    st.sampled_from([(), (40,), (2**61,), (30, 40), (2**50, 9), (9, 9, 9), (3, 2, 4, 3, 2)]),
+    st.booleans(),
+)
+def test_intersecting_pairs_of_large_sets_and_of_a_small_one_with_a_large_one(
+    seed: int, counts: tuple[int, int], shape: tuple[int, ...], are_many: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (_random_boxes(rng, count, shape) for count in counts)
+    low = np.maximum(a.starts[:, None], b.starts)
+    expected = (low < np.minimum(a.stops[:, None], b.stops)).all(axis=2)
+    for one, other, common in ((a, b, expected), (b, a, expected.T)):
+        with _treated_as_many(are_many):
+            i, j = intersecting_pairs(one, other)
+        order = np.lexsort((j, i))
+        np.testing.assert_array_equal((i[order], j[order]), np.nonzero(common))
 
 
 @given(_two_sets(), st.integers(1, 5))
@@ -75,3 +121,8 @@ def test_long_thin_boxes_beside_each_other_do_not_overlap() -> None:
 def test_0d_boxes_intersect() -> None:
     point = Boxes.of([Box((), ())], 0)
     assert [index.tolist() for index in intersecting_pairs(point, point)] == [[0], [0]]
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_distinct_coordinates_are_ascending_and_each_once(values: list[int]) -> None:
+    assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))

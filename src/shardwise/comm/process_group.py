@@ -77,6 +77,7 @@ class ProcessGroupCommunicator:
         self._ranks = GroupRanks.of(group)
         backends = _backends(group)
         self._wire = _wire(backends, wire)
+        self._wire_device = torch.device(self._wire)
         self._backend = backends[self._wire]
         self._has_launched = False
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
@@ -105,7 +106,7 @@ class ProcessGroupCommunicator:
     def wire_device(self) -> torch.device:
         if self._wire == "cuda":
             return torch.device("cuda", torch.cuda.current_device())
-        return torch.device(self._wire)
+        return self._wire_device
 
     def flight(self) -> Flight:
         if self._backend == "gloo":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp"]
 
+_MOST_PADDING = 64  # padded size of a Grid, in units of the layout's
 ReduceOp = Literal["sum", "avg", "max", "min", "product"]
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
@@ -226,7 +227,7 @@ class Layout:
 
     @cached_property
     def num_terms(self) -> Ints:
-        """Number of different terms of each distinct box, (boxes,); ones when nothing is pending."""
+        """Number of different terms of each distinct box, (boxes,); ones if nothing is pending."""
         first = self.box_rows
         if self.terms is None:
             return frozen_ints(np.ones(len(first) - 1, np.int64))
@@ -282,10 +283,15 @@ class Layout:
 
     @cached_property
     def grid(self) -> Grid | None:
-        """The factored form if the boxes are a grid, else None (also for empty tensors)."""
+        """The factored form if the boxes are a grid, else None (also for empty tensors).
+
+        None, too, if few cells have so many owners that the padding would be most of it.
+        """
         first, count = self.box_rows[:-1], np.diff(self.box_rows)
         is_full = self.boxes.is_full[first]
         first, count = first[is_full], count[is_full]
+        if len(count) * count.max(initial=0) > _MOST_PADDING * len(self):
+            return None
         cuts = _grid_cuts(self.boxes.starts.take(first, axis=0), self.shape)
         if cuts is None:
             return None

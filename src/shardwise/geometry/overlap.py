@@ -35,11 +35,11 @@ __all__ = ["distinct", "intersecting_pairs", "overlapping_pairs"]
 
 _FEW = 16  # a region with so many boxes of one set is compared pair by pair
 _BATCH = 1 << 20  # about so many pairs are compared at a time, to bound memory
-_MUCH_FEWER = 8  # a set is worth binning if the other is so many times as large
-_NUM_BINS = 1 << 16
+_LITTLE = 1 << 16  # so many pairs are sooner compared than avoided
+_MUCH_FEWER = 8  # bins pay if the other set is so many times as large
 _BINNED_DIMS = 3  # those in which boxes are smallest: a look at the table takes 2**dims reads
 
-Int32s = NDArray[np.int32]  # half the memory, which is what halving takes its time for
+Int32s = NDArray[np.int32]  # halving mostly waits for memory, and these take half of it
 Mask = NDArray[np.bool_]
 
 
@@ -76,9 +76,11 @@ def _pairs(a: Boxes, b: Boxes) -> Iterator[tuple[Ints, Ints]]:
     """Batches of intersecting pairs. [Note: halving]"""
     space = _Space.of(a, b)
     while space.num_regions:
-        fewest = np.minimum(*space.counts())
-        yield from space.only((fewest > 0) & (fewest <= _FEW)).compare()
-        space = space.only(fewest > _FEW)
+        one, other = space.counts()
+        work = one * other
+        is_done = (np.minimum(one, other) <= _FEW) | (work.sum() <= _LITTLE)
+        yield from space.only(is_done & (work > 0)).compare()
+        space = space.only(~is_done)
         dim = space.best_cut()
         yield from space.only(dim < 0).compare()
         space = space.only(dim >= 0).halved(dim[dim >= 0])
@@ -231,10 +233,11 @@ def _candidates(a: Boxes, b: Boxes) -> tuple[Ints, Ints]:
     """Rows of the boxes of each set that may meet one of the other. [Note: bins]"""
     use_a, use_b = a.is_full, b.is_full
     num_a, num_b = np.count_nonzero(use_a), np.count_nonzero(use_b)
-    if 0 < num_a * _MUCH_FEWER <= num_b:
-        use_b &= _are_near(b, a[use_a])
-    elif 0 < num_b * _MUCH_FEWER <= num_a:
-        use_a &= _are_near(a, b[use_b])
+    if num_a * num_b > _LITTLE:
+        if num_a * _MUCH_FEWER <= num_b:
+            use_b &= _are_near(b, a[use_a])
+        elif num_b * _MUCH_FEWER <= num_a:
+            use_a &= _are_near(a, b[use_b])
     return np.flatnonzero(use_a), np.flatnonzero(use_b)
 
 
@@ -242,7 +245,8 @@ def _are_near(boxes: Boxes, few: Boxes) -> Mask:
     """Which boxes touch a bin that one of `few` touches, empty ones aside. [Note: bins]"""
     low, high = few.starts.min(axis=0), few.stops.max(axis=0)
     dims = np.argsort((few.shapes / (high - low)).mean(axis=0))[:_BINNED_DIMS]
-    num_bins = int(_NUM_BINS ** (1 / max(len(dims), 1)))  # per dim, and one on either side
+    # Per dim, and one on either side; together about as many as there are boxes.
+    num_bins = math.ceil(len(boxes) ** (1 / max(len(dims), 1)))
 
     def corners(of: Boxes) -> Iterator[tuple[int, tuple[Ints, ...]]]:
         """Each of the 2**dims corners of all boxes, in bins, and its sign."""

@@ -49,7 +49,9 @@ class Moves:
         return len(self.src)
 
     def __getitem__(self, rows: Ints | Mask) -> Moves:
-        return Moves(*(getattr(self, field.name)[rows] for field in fields(self)))
+        picked = np.flatnonzero(rows) if rows.dtype == bool else rows
+        columns = (getattr(self, field.name) for field in fields(self))
+        return Moves(*(column.take(picked, axis=0) for column in columns))  # faster than an index
 
     @classmethod
     def concatenate(cls, parts: Sequence[Moves], ndim: int) -> Moves:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from shardwise.transfer.copies import copies, num_not_held
 from shardwise.transfer.explain import explain_plan
 from shardwise.transfer.moves import Moves
 from shardwise.transfer.reductions import least_elements, reductions
-from shardwise.transfer.regions import GridJoin, Regions, meet
+from shardwise.transfer.regions import BoxJoin, GridJoin, Regions, join
 from shardwise.transfer.schedule import Schedule, cut_rounds
 from shardwise.transfer.serial import PlanRecord, plan_to_json
 from shardwise.transfer.traffic import Traffic
@@ -44,8 +43,8 @@ class TransferPlan:
     """Local copies, messages and reductions that take a tensor from `source` to `target`.
 
     A pure function of the two layouts and the size of an element: every rank derives the same
-    plan, and nothing is exchanged. Computed when it is first asked for; one rank's part of a plan
-    between grids costs no more than that part (unless boxes of the source have replicas, which
+    plan, and nothing is exchanged. Computed when it is first asked for; one rank's part costs no
+    more than that part and a look at the boxes (unless boxes of the source have replicas, which
     share the work by a view of the whole). Immutable and hashable.
 
     >>> from shardwise.geometry import Box
@@ -104,12 +103,11 @@ class TransferPlan:
     @cached_property
     def regions(self) -> Regions:
         """Where the two layouts meet."""
-        join = self._join
-        return meet(self.source, self.target) if join is None else join.regions()
+        return self._join.regions()
 
     @cached_property
-    def _join(self) -> GridJoin | None:
-        return GridJoin.of(self.source, self.target)
+    def _join(self) -> GridJoin | BoxJoin:
+        return join(self.source, self.target)
 
     @cached_property
     def moves(self) -> Moves:
@@ -138,11 +136,10 @@ class TransferPlan:
         rank = whole_number(rank, "rank")
         known = self.__dict__.setdefault("_parts", {})
         if rank not in known:
-            join = self._join
-            if join is None or "moves" in self.__dict__ or not self._is_separable:
+            if "moves" in self.__dict__ or not self._is_separable:
                 moves = self.moves
             else:
-                moves = self._moves_in(join.regions_of(rank))
+                moves = self._moves_in(self._join.regions_of(rank))
             known[rank] = moves.of_rank(rank)
         part: Moves = known[rank]
         return part
@@ -323,32 +320,42 @@ def plan_reshard(source: Layout, target: Layout, itemsize: int) -> TransferPlan:
 
 
 class _PlanCache:
-    """The plans used last, at most so many and of so much memory."""
+    """The plans used lately, at most so many and of so much memory.
+
+    When there is no room, the oldest goes, unless it was used since it was last the oldest. So a
+    plan that is found costs one look into a dictionary and nothing more.
+    """
 
     def __init__(self, max_plans: int, max_bytes: int) -> None:
-        self._plans: OrderedDict[tuple[Layout, Layout, int], TransferPlan] = OrderedDict()
+        self._plans: dict[tuple[Layout, Layout, int], TransferPlan] = {}
+        self._used: set[TransferPlan] = set()
         self._lock = threading.Lock()
         self._max_plans, self._max_bytes = max_plans, max_bytes
 
     def get(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
         try:
-            key = (source, target, itemsize)
-            with self._lock:
-                plan = self._plans[key]
-                self._plans.move_to_end(key)
-                return plan
-        except (KeyError, TypeError):  # a wrong argument may not be hashable
-            plan = TransferPlan(source, target, itemsize)
+            plan = self._plans.get((source, target, itemsize))
+        except TypeError:  # a wrong argument may not be hashable
+            plan = None
+        if plan is not None:
+            self._used.add(plan)
+            return plan
+        plan = TransferPlan(source, target, itemsize)
         with self._lock:
-            self._plans[source, target, plan.itemsize] = plan
             self._trim()
-        return plan
+            return self._plans.setdefault((source, target, plan.itemsize), plan)
 
     def _trim(self) -> None:
+        """Makes room for one more."""
         held = sum(plan.nbytes for plan in self._plans.values())
-        while len(self._plans) > self._max_plans or (held > self._max_bytes and self._plans):
-            _, plan = self._plans.popitem(last=False)
-            held -= plan.nbytes
+        while self._plans and (len(self._plans) >= self._max_plans or held > self._max_bytes):
+            key = next(iter(self._plans))
+            plan = self._plans.pop(key)
+            if plan in self._used:
+                self._used.discard(plan)
+                self._plans[key] = plan
+            else:
+                held -= plan.nbytes
 
 
 _cache = _PlanCache(max_plans=1024, max_bytes=256 << 20)

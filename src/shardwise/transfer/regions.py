@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry.box import Ints
 
-__all__ = ["BoxJoin", "GridJoin", "Regions", "join", "meet"]
+__all__ = ["BoxJoin", "GridJoin", "Regions", "join"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +66,6 @@ class Regions:
 def join(source: Layout, target: Layout) -> GridJoin | BoxJoin:
     """What finds the regions of two layouts of one shape, all or those of one rank."""
     return GridJoin.of(source, target) or BoxJoin(source, target)
-
-
-def meet(source: Layout, target: Layout) -> Regions:
-    """All regions of two layouts of one shape, of which at least one is no grid."""
-    return BoxJoin(source, target).regions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
