@@ -40,17 +40,11 @@ class Flight(Protocol):
 class Communicator(Protocol):
     """A group of ranks as one of them sees it. Ranks are global everywhere."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> GroupRanks: ...
-    @property
-    def backend(self) -> str:
-        """Name by which the table of collectives is chosen: "gloo", "nccl", ..."""
-
-    @property
-    def wire_device(self) -> torch.device:
-        """Where buffers must be for the backend to send them."""
+    # Plain attributes, because a small exchange looks at them more often than it sends. Fixed.
+    rank: int
+    ranks: GroupRanks
+    backend: str  # by which the table of collectives is chosen: "gloo", "nccl", ...
+    wire_device: torch.device  # where buffers must be for the backend to send them
 
     def flight(self) -> Flight:
         """A new round of messages between pairs of ranks."""

@@ -8,7 +8,6 @@ addends are reduced in order of term.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.comm.ranks import GroupRanks
     from shardwise.transfer.program import (
         MessagePart,
         PeerMessage,
@@ -69,19 +67,16 @@ def execute_all(
     """The same for many tensors of any dtypes in one exchange: one message per peer and round."""
     members = communicator(group)
     program, problem = None, None
+    loads: list[Load] = []
     try:
-        program = _program([transfer.plan for transfer in transfers], max_bytes, members)
-        loads = [
-            Load(transfer, shapes, members)
-            for transfer, shapes in zip(transfers, program.shapes, strict=True)
-        ]
+        program = _program(transfers, max_bytes, members)
+        for transfer, shapes in zip(transfers, program.shapes, strict=True):
+            loads.append(Load(transfer, shapes, members))
     except ShardwiseError as error:
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     assert program is not None
-    for load in loads:
-        load.make_outputs()
     if max_bytes is None and COLLECTIVES.get(members.backend):
         _run_by_pattern(loads, members)
     else:
@@ -94,8 +89,7 @@ def _run_by_pattern(loads: Sequence[Load], members: Communicator) -> None:
     by_collective = [load for load in loads if pattern_of(load, members) is not None]
     others = [load for load in loads if pattern_of(load, members) is None]
     if others:
-        program = _program([load.plan for load in others], None, members)
-        _run(program, others, members)
+        _run(_program(others, None, members), others, members)
     lower(by_collective, members)
 
 
@@ -109,17 +103,35 @@ def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, A
     }
 
 
+# The single plans carried out last: found by identity, because a small exchange takes so little
+# time that calls to hash and compare would be seen in it.
+_recent: dict[tuple[int, int | None, int], tuple[TransferPlan, Communicator, RankProgram]] = {}
+_MOST_RECENT = 64
+
+
 def _program(
+    loads: Sequence[Transfer] | Sequence[Load], max_bytes: int | None, members: Communicator
+) -> RankProgram:
+    if len(loads) != 1:
+        return _new_program([load.plan for load in loads], max_bytes, members)
+    plan = loads[0].plan
+    key = (id(plan), max_bytes, id(members))
+    found = _recent.get(key)  # which holds the objects, so their ids are theirs
+    if found is None:
+        program = _new_program([plan], max_bytes, members)
+        if len(_recent) >= _MOST_RECENT:
+            _recent.clear()
+        found = _recent[key] = plan, members, program
+    return found[2]
+
+
+def _new_program(
     plans: Sequence[TransferPlan], max_bytes: int | None, members: Communicator
 ) -> RankProgram:
     schedule = make_schedule(plans, max_bytes)
-    _check_members(members.ranks, schedule.ranks)
+    if not schedule.ranks <= members.ranks.members:
+        members.ranks.check_members(schedule.ranks, what="the plan's layouts")
     return schedule.program(members.rank)
-
-
-@lru_cache(maxsize=1024)
-def _check_members(group: GroupRanks, ranks: tuple[int, ...]) -> None:
-    group.check_members(ranks, what="the plan's layouts")
 
 
 def _run(program: RankProgram, loads: Sequence[Load], members: Communicator) -> None:
@@ -138,25 +150,30 @@ def _run_round(round_: Round, loads: Sequence[Load], members: Communicator) -> N
     flight, wire = members.flight(), members.wire_device
     landing: list[torch.Tensor | None] = []  # None: where it belongs
     for message in round_.receives:
-        place = _place(message, loads)
-        if place is not None and place.is_contiguous() and place.device == wire:
-            flight.receive(message.peer, place)
-            landing.append(None)
-        else:
-            buffer = _buffer(message, loads, wire)
-            flight.receive(message.peer, buffer)
-            landing.append(buffer)
+        single = message.single
+        if single is not None and loads[single[0]].is_on_wire:
+            place = loads[single[0]].at(single[1])
+            if place.is_contiguous():
+                flight.receive(message.peer, place)
+                landing.append(None)
+                continue
+        buffer = _buffer(message, loads, wire)
+        flight.receive(message.peer, buffer)
+        landing.append(buffer)
     for message in round_.sends:
-        place = _place(message, loads)
-        flight.send(
-            message.peer,
-            _packed(message, loads, wire) if place is None else place.to(wire).contiguous(),
-        )
+        single = message.single
+        if single is not None and loads[single[0]].is_on_wire:
+            flight.send(message.peer, loads[single[0]].at(single[1]).contiguous())
+        else:
+            flight.send(message.peer, _packed(message, loads, wire))
     flight.launch()
-    if round_.copies:
+    if len(round_.copies) == 1:
+        tensor, source, target = round_.copies[0]
+        loads[tensor].at(target).copy_(loads[tensor].at(source))
+    else:
         _copy(
-            [loads[copy.tensor].at(copy.target) for copy in round_.copies],
-            [loads[copy.tensor].at(copy.source) for copy in round_.copies],
+            [loads[tensor].at(target) for tensor, _, target in round_.copies],
+            [loads[tensor].at(source) for tensor, source, _ in round_.copies],
         )
     arrived = []
     for k, (message, staged) in enumerate(zip(round_.receives, landing, strict=True)):
@@ -167,14 +184,6 @@ def _run_round(round_: Round, loads: Sequence[Load], members: Communicator) -> N
     for tensor, region, scale in round_.scales:
         rescale(loads[tensor].at(region), scale)
     flight.finish()
-
-
-def _place(message: PeerMessage, loads: Sequence[Load]) -> torch.Tensor | None:
-    """The one local region that a message is, if it is one."""
-    if len(message.parts) != 1:
-        return None
-    part = message.parts[0]
-    return loads[part.tensor].at(part.places[0]) if len(part.places) == 1 else None
 
 
 def _buffer(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> torch.Tensor:

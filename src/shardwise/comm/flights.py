@@ -25,7 +25,7 @@ class PostedFlight:
 
     def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks) -> None:
         self._group = group
-        self._ranks = ranks
+        self._group_rank = ranks.group_rank_of
         # Of gloo, a second wait for the same message would never end: None once waited for.
         self._receives: list[dist.Work | None] = []
         self._sends: list[dist.Work] = []
@@ -33,11 +33,11 @@ class PostedFlight:
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
-        self._receives.append(self._group.recv([buffer], self._ranks.group_rank(peer), _TAG))
+        self._receives.append(self._group.recv([buffer], self._group_rank[peer], _TAG))
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
-        self._sends.append(self._group.send([buffer], self._ranks.group_rank(peer), _TAG))
+        self._sends.append(self._group.send([buffer], self._group_rank[peer], _TAG))
 
     def launch(self) -> None:
         """Nothing: everything is under way."""
@@ -49,10 +49,12 @@ class PostedFlight:
             work.wait()
 
     def finish(self) -> None:
-        for index in range(len(self._receives)):
-            self.land(index)
-        while self._sends:
-            self._sends.pop().wait()
+        for index, work in enumerate(self._receives):
+            if work is not None:
+                self.land(index)
+        for work in self._sends:
+            work.wait()
+        self._sends.clear()
         self._buffers.clear()
 
 

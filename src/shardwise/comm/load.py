@@ -37,10 +37,13 @@ class Transfer(NamedTuple):
 class Load:
     """A transfer whose arguments were found right: local tensors without autograd."""
 
-    __slots__ = ("device", "dtype", "outputs", "plan", "shapes", "shards")
+    __slots__ = ("dtype", "is_on_wire", "outputs", "plan", "shards")
 
     def __init__(self, transfer: Transfer, shapes: LocalShapes, members: Communicator) -> None:
-        """Raises if what this rank passed does not fit the plan."""
+        """Raises if what this rank passed does not fit the plan.
+
+        Looks at a tensor as little as it can: in a small exchange every look is seen.
+        """
         plan, given, out, dtype, device, _ = transfer
         if out is not None or plan.is_reduced or not _fit(given, shapes.source, dtype):
             dtype = check_arguments(transfer, shapes, members.rank)
@@ -48,19 +51,21 @@ class Load:
             dtype = given[0].dtype
         if dtype.itemsize != plan.itemsize:
             check_arguments(transfer, shapes, members.rank)
-        self.plan, self.shapes, self.dtype = plan, shapes, dtype
-        self.shards = [shard if _is_plain(shard) else _plain(shard) for shard in given]
-        self.outputs = [] if out is None else [tensor.detach() for tensor in out]
-        self.device = device
-        if device is None:
-            self.device = given[0].device if given else members.wire_device
-
-    def make_outputs(self) -> None:
-        if not self.outputs:
+        self.plan, self.dtype = plan, dtype
+        self.shards = [_plain(shard, dtype) for shard in given]
+        places = {shard.device for shard in self.shards} or {members.wire_device}
+        if out is not None:
+            self.outputs = [tensor.detach() for tensor in out]
+            places.update([tensor.device for tensor in out])
+        else:
+            if device is None:
+                device = self.shards[0].device if self.shards else members.wire_device
             self.outputs = [
-                torch.empty(shape, dtype=self.dtype, device=self.device)
-                for shape in self.shapes.target
+                torch.empty(shape, dtype=dtype, device=device) for shape in shapes.target
             ]
+            places.update([tensor.device for tensor in self.outputs[:1]])
+        # Whether all local tensors are where messages leave from and arrive.
+        self.is_on_wire = places == {members.wire_device}
 
     def at(self, place: Place) -> torch.Tensor:
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
@@ -82,10 +87,8 @@ def _fit(tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype |
     return dtype is not None
 
 
-def _is_plain(shard: torch.Tensor) -> bool:
-    return not (shard.requires_grad or shard.is_conj() or shard.is_neg())
-
-
-def _plain(shard: torch.Tensor) -> torch.Tensor:
+def _plain(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The shard without autograd, its memory being its values."""
-    return shard.detach().resolve_conj().resolve_neg()
+    if dtype.is_complex or shard.is_neg():
+        shard = shard.resolve_conj().resolve_neg()
+    return shard.detach()

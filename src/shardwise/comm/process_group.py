@@ -36,6 +36,7 @@ _REDUCE_OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
 _communicators: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[Wire | None, ProcessGroupCommunicator]
 ] = weakref.WeakKeyDictionary()
+_last: ProcessGroupCommunicator | None = None  # of the default group: found without any check
 
 
 def communicator(
@@ -53,12 +54,16 @@ def communicator(
             return simulated
     elif hasattr(process_group, "flight"):
         return process_group  # type: ignore[return-value]  # no ProcessGroup has flights
-    group = dist.group.WORLD if process_group is None else None
-    if group is None:  # the default group, where there is one, need not be checked every time
-        group = member_group(process_group)
+    global _last
+    world = dist.group.WORLD if process_group is None else None
+    if world is not None and wire is None and _last is not None and _last.is_of(world):
+        return _last
+    group = member_group(process_group)
     cached = _communicators.setdefault(group, {})
     if wire not in cached:
         cached[wire] = ProcessGroupCommunicator(group, wire=wire)
+    if world is not None and wire is None:
+        _last = cached[wire]
     return cached[wire]
 
 
@@ -73,44 +78,32 @@ class ProcessGroupCommunicator:
     ) -> None:
         group = member_group(process_group)
         self._reference = weakref.ref(group)
-        self._rank = dist.get_rank()
-        self._ranks = GroupRanks.of(group)
+        self.rank = dist.get_rank()
+        self.ranks = GroupRanks.of(group)
         backends = _backends(group)
         self._wire = _wire(backends, wire)
-        self._wire_device = torch.device(self._wire)
-        self._backend = backends[self._wire]
+        # A process that has a GPU chooses it before its first exchange, as NCCL wants it.
+        is_cuda = self._wire == "cuda"
+        name = f"cuda:{torch.cuda.current_device()}" if is_cuda else self._wire
+        self.wire_device = torch.device(name)
+        self.backend = backends[self._wire]
         self._has_launched = False
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
         place = "cpu" if "cpu" in backends else self._wire
         self._roll_call = RollCall(
-            self._ranks,
-            self._rank,
+            self.ranks,
+            self.rank,
             device=torch.device(place),
             name=self._wire,
             closes=backends[place] == "gloo",
         )
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def ranks(self) -> GroupRanks:
-        return self._ranks
-
-    @property
-    def backend(self) -> str:
-        return self._backend
-
-    @property
-    def wire_device(self) -> torch.device:
-        if self._wire == "cuda":
-            return torch.device("cuda", torch.cuda.current_device())
-        return self._wire_device
+    def is_of(self, group: dist.ProcessGroup) -> bool:
+        return self._reference() is group
 
     def flight(self) -> Flight:
-        if self._backend == "gloo":
-            return PostedFlight(self._group, self._ranks)
+        if self.backend == "gloo":
+            return PostedFlight(self._group, self.ranks)
         return BatchedFlight(self._group, self._meet)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
@@ -123,15 +116,15 @@ class ProcessGroupCommunicator:
         dist.all_reduce(tensor, op=self._reduce_op(op), group=self._group)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        dist.broadcast(tensor, group=self._group, group_src=self._ranks.group_rank(source))
+        dist.broadcast(tensor, group=self._group, group_src=self.ranks.group_rank(source))
 
     def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
-        if len(self._ranks) == 1:
+        if len(self.ranks) == 1:
             return [digest]
         return self._roll_call.compare(self._group, digest, timeout=timeout)
 
     def gather_objects(self, value: object) -> list[object]:
-        gathered: list[object] = [None] * len(self._ranks)
+        gathered: list[object] = [None] * len(self.ranks)
         dist.all_gather_object(gathered, value, group=self._group)
         return gathered
 
@@ -140,18 +133,18 @@ class ProcessGroupCommunicator:
         group = self._reference()
         if group is None:
             raise NotInitializedError(
-                f"the process group of this communicator ({len(self._ranks)} ranks) was destroyed",
-                rank=self._rank,
+                f"the process group of this communicator ({len(self.ranks)} ranks) was destroyed",
+                rank=self.rank,
                 fix="Ask for a new one, shardwise.comm.communicator(), after every "
                 "torch.distributed.init_process_group().",
             )
         return group
 
     def _reduce_op(self, op: ReduceOp) -> dist.ReduceOp.RedOpType:
-        if op == "avg" and self._backend == "gloo":
+        if op == "avg" and self.backend == "gloo":
             raise OpError(
                 "reduction 'avg' over gloo",
-                rank=self._rank,
+                rank=self.rank,
                 expected="one of sum, max, min, product",
                 got="avg",
                 fix="Sum, then divide by the number of ranks.",

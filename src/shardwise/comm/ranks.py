@@ -13,13 +13,25 @@ from shardwise.arguments import whole_numbers
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardwise.geometry.box import Ints
 
 __all__ = ["GroupRanks", "member_group", "ranks_text"]
 
 _RUNS_SHOWN = 8
+
+
+class _Positions(dict[int, int]):
+    """Group rank by global rank; a rank that is no member raises."""
+
+    def __missing__(self, rank: int) -> int:
+        raise ArgumentValueError(
+            f"rank {rank} in a group",
+            expected=f"one of the group's {ranks_text(list(self))}",
+            got=rank,
+            fix="Ranks are global ones, also in a group that has fewer ranks than the world.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +44,19 @@ class GroupRanks:
     """
 
     ranks: tuple[int, ...]
-    _group_ranks: dict[int, int] = field(init=False, repr=False, compare=False)
+    members: frozenset[int] = field(init=False, repr=False, compare=False)  # the same, as a set
+    group_rank_of: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ranks = whole_numbers(self.ranks, "ranks of a group")
-        positions = {rank: group_rank for group_rank, rank in enumerate(ranks)}
+        positions = _Positions({rank: group_rank for group_rank, rank in enumerate(ranks)})
         if not ranks or len(positions) != len(ranks):
             raise ArgumentValueError(
                 "ranks of a group", expected="each rank once, and at least one", got=ranks
             )
         object.__setattr__(self, "ranks", ranks)
-        object.__setattr__(self, "_group_ranks", positions)
+        object.__setattr__(self, "members", frozenset(ranks))
+        object.__setattr__(self, "group_rank_of", positions)
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> GroupRanks:
@@ -56,19 +70,11 @@ class GroupRanks:
         return iter(self.ranks)
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._group_ranks
+        return rank in self.group_rank_of
 
     def group_rank(self, rank: int) -> int:
         """Position of a global rank in the group; raises if it is no member."""
-        found = self._group_ranks.get(rank)
-        if found is None:
-            raise ArgumentValueError(
-                f"rank {rank} in a group",
-                expected=f"one of the group's {ranks_text(self.ranks)}",
-                got=rank,
-                fix="Ranks are global ones, also in a group that has fewer ranks than the world.",
-            )
-        return found
+        return self.group_rank_of[rank]
 
     def rank_at(self, group_rank: int) -> int:
         """Global rank at a position of the group."""
@@ -81,7 +87,7 @@ class GroupRanks:
     def check_members(self, ranks: Iterable[int] | Ints, *, what: str) -> None:
         """Raises an error about `what` if some of `ranks`, in any order, are not in the group."""
         named = np.unique(ranks if isinstance(ranks, np.ndarray) else list(ranks)).tolist()
-        strangers = [rank for rank in named if rank not in self._group_ranks]
+        strangers = [rank for rank in named if rank not in self.group_rank_of]
         if strangers:
             raise LayoutError(
                 what,

@@ -177,26 +177,13 @@ class SimulatedCommunicator:
     """A `Communicator` of one simulated rank."""
 
     def __init__(self, world: _World, rank: int, ranks: Sequence[int]) -> None:
-        self._world, self._rank = world, rank
-        self._ranks = GroupRanks(tuple(ranks))
-        self._key = world.group_keys.setdefault(self._ranks, len(world.group_keys))
+        self._world = world
+        self.rank = rank
+        self.ranks = GroupRanks(tuple(ranks))
+        self.backend = world.backend
+        self.wire_device = torch.device("cpu")
+        self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
         self._num_meetings = 0
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def ranks(self) -> GroupRanks:
-        return self._ranks
-
-    @property
-    def backend(self) -> str:
-        return self._world.backend
-
-    @property
-    def wire_device(self) -> torch.device:
-        return torch.device("cpu")
 
     @property
     def traffic(self) -> Traffic:
@@ -205,12 +192,12 @@ class SimulatedCommunicator:
 
     def subgroup(self, ranks: Sequence[int]) -> SimulatedCommunicator:
         """The group of these ranks; all of them make it once, and this rank is one of them."""
-        group = SimulatedCommunicator(self._world, self._rank, ranks)
-        group.ranks.group_rank(self._rank)
+        group = SimulatedCommunicator(self._world, self.rank, ranks)
+        group.ranks.group_rank(self.rank)
         return group
 
     def flight(self) -> Flight:
-        return _SimulatedFlight(self._world, self._rank, self._ranks, self._key)
+        return _SimulatedFlight(self._world, self.rank, self.ranks, self._key)
 
     # -- collectives --------------------------------------------------------------------------
 
@@ -220,24 +207,24 @@ class SimulatedCommunicator:
 
     def reduce_scatter(self, output: torch.Tensor, mine: torch.Tensor, op: ReduceOp) -> None:
         self._count_all(output.nbytes)
-        size, at = output.numel(), self._ranks.group_rank(self._rank)
+        size, at = output.numel(), self.ranks.group_rank(self.rank)
         parts = self._meet("reduce_scatter", mine.clone())
         self._reduce(output, [part[at * size : (at + 1) * size] for part in parts], op)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         # As a reduce-scatter and an all-gather of even parts.
-        count, size = len(self._ranks), tensor.numel()
-        for k, peer in enumerate(self._ranks):
-            mine = self._ranks.group_rank(self._rank)
+        count, size = len(self.ranks), tensor.numel()
+        for k, peer in enumerate(self.ranks):
+            mine = self.ranks.group_rank(self.rank)
             for part in (k, mine):
                 elements = (part + 1) * size // count - part * size // count
-                self._world.traffic.add(self._rank, peer, elements * tensor.element_size())
+                self._world.traffic.add(self.rank, peer, elements * tensor.element_size())
         self._reduce(tensor, self._meet("all_reduce", tensor.clone()), op)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        if self._rank == source:
+        if self.rank == source:
             self._count_all(tensor.nbytes)
-        tensor.copy_(self._meet("broadcast", tensor.clone())[self._ranks.group_rank(source)])
+        tensor.copy_(self._meet("broadcast", tensor.clone())[self.ranks.group_rank(source)])
 
     def _reduce(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> None:
         output.copy_(parts[0])
@@ -247,8 +234,8 @@ class SimulatedCommunicator:
             rescale(output, Scale(1, len(parts)))
 
     def _count_all(self, nbytes: int) -> None:
-        for peer in self._ranks:
-            self._world.traffic.add(self._rank, peer, nbytes)
+        for peer in self.ranks:
+            self._world.traffic.add(self.rank, peer, nbytes)
 
     # -- agreement ----------------------------------------------------------------------------
 
@@ -257,10 +244,10 @@ class SimulatedCommunicator:
             return self._meet("compare", digest)
         except _Deadlock:
             here = self._world.meetings[self._key, self._num_meetings - 1]
-            absent = [rank for rank in self._ranks if rank not in here]
+            absent = [rank for rank in self.ranks if rank not in here]
             raise AbsentRanksError(
                 f"{ranks_text(absent)} did not come to an agreement",
-                rank=self._rank,
+                rank=self.rank,
                 ranks=absent,
                 fix="Let every rank of the group make the call.",
             ) from None
@@ -273,14 +260,14 @@ class SimulatedCommunicator:
         number = self._num_meetings
         self._num_meetings += 1
         here = self._world.meetings[self._key, number]
-        here[self._rank] = value
-        if len(here) == len(self._ranks):
-            for peer in self._ranks:
+        here[self.rank] = value
+        if len(here) == len(self.ranks):
+            for peer in self.ranks:
                 self._world.notify((self._key, number, peer))
-        key = (self._key, number, self._rank)
-        missing = f"the others in {what} of {ranks_text(self._ranks.ranks)}"
-        self._world.wait(key, missing, lambda: len(here) == len(self._ranks))
-        return [here[rank] for rank in self._ranks]
+        key = (self._key, number, self.rank)
+        missing = f"the others in {what} of {ranks_text(self.ranks.ranks)}"
+        self._world.wait(key, missing, lambda: len(here) == len(self.ranks))
+        return [here[rank] for rank in self.ranks]
 
 
 class _SimulatedFlight:

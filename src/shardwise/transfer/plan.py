@@ -322,28 +322,36 @@ def plan_reshard(source: Layout, target: Layout, itemsize: int) -> TransferPlan:
 class _PlanCache:
     """The plans used lately, at most so many and of so much memory.
 
-    When there is no room, the oldest goes, unless it was used since it was last the oldest. So a
-    plan that is found costs one look into a dictionary and nothing more.
+    When there is no room, the oldest goes, unless it was found since it was last the oldest. The
+    same two layout objects find their plan by identity, which hashes nothing; equal ones by value.
     """
 
     def __init__(self, max_plans: int, max_bytes: int) -> None:
         self._plans: dict[tuple[Layout, Layout, int], TransferPlan] = {}
-        self._used: set[TransferPlan] = set()
+        self._by_id: dict[tuple[int, int, int], TransferPlan] = {}
+        self._found: set[int] = set()  # ids of plans
         self._lock = threading.Lock()
         self._max_plans, self._max_bytes = max_plans, max_bytes
 
     def get(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
-        try:
-            plan = self._plans.get((source, target, itemsize))
-        except TypeError:  # a wrong argument may not be hashable
-            plan = None
-        if plan is not None:
-            self._used.add(plan)
-            return plan
-        plan = TransferPlan(source, target, itemsize)
+        # The plan keeps its layouts alive, so their ids are theirs as long as it is in here.
+        plan = self._by_id.get((id(source), id(target), itemsize))
+        if plan is None:
+            return self._equal(source, target, itemsize)
+        self._found.add(id(plan))
+        return plan
+
+    def _equal(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
+        wanted = TransferPlan(source, target, itemsize)
+        key = (source, target, wanted.itemsize)
         with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._found.add(id(plan))
+                return plan
             self._trim()
-            return self._plans.setdefault((source, target, plan.itemsize), plan)
+            self._plans[key] = self._by_id[id(source), id(target), wanted.itemsize] = wanted
+            return wanted
 
     def _trim(self) -> None:
         """Makes room for one more."""
@@ -351,11 +359,12 @@ class _PlanCache:
         while self._plans and (len(self._plans) >= self._max_plans or held > self._max_bytes):
             key = next(iter(self._plans))
             plan = self._plans.pop(key)
-            if plan in self._used:
-                self._used.discard(plan)
+            if id(plan) in self._found:
+                self._found.discard(id(plan))
                 self._plans[key] = plan
             else:
                 held -= plan.nbytes
+                del self._by_id[id(plan.source), id(plan.target), plan.itemsize]
 
 
 _cache = _PlanCache(max_plans=1024, max_bytes=256 << 20)

@@ -72,6 +72,7 @@ class PeerMessage:
     parts: list[MessagePart] = field(default_factory=list)
     nbytes: int = 0
     has_sums: bool = False  # whether a part is added up from several places
+    single: tuple[int, Place] | None = None  # (tensor, place) if it is one region as it lies there
 
 
 class Copy(NamedTuple):
@@ -134,7 +135,7 @@ class RankProgram:
     @classmethod
     def of(cls, schedule: Schedule, rank: int) -> RankProgram:
         """The part of `rank`; costs the rows of all ranks once, then only its own."""
-        ranks = schedule.ranks
+        ranks = sorted(schedule.ranks)
         rounds = []
         for moves in schedule.rounds:
             round_ = _RoundBuilder(schedule.plans, rank, ranks).build(moves)
@@ -254,6 +255,8 @@ class _RoundBuilder:
         message.parts.append(MessagePart(tensor, row.shape, numel, places))
         message.nbytes += numel * itemsize
         message.has_sums |= len(places) > 1
+        is_single = len(message.parts) == len(places) == 1
+        message.single = (tensor, places[0]) if is_single else None
         return peer, len(message.parts) - 1
 
     def _reductions(self, number: dict[int, int]) -> list[Reduction]:

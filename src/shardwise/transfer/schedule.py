@@ -49,8 +49,9 @@ class Schedule:
     rounds: tuple[tuple[Moves, ...], ...]
 
     @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({rank for plan in set(self.plans) for rank in plan.ranks}))
+    def ranks(self) -> frozenset[int]:
+        """Ranks that hold something before or after."""
+        return frozenset(rank for plan in set(self.plans) for rank in plan.ranks)
 
     @cached_property
     def _staging(self) -> tuple[dict[int, int], ...]:
