@@ -50,15 +50,23 @@ def parse_options(description: str, argv: Sequence[str] | None = None) -> Option
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A claim, that `what` takes less than `limit_s`, and what was measured."""
+    """A claim, that `what` is at most `limit`, and what was measured."""
 
     what: str
-    measured_s: float
-    limit_s: float
+    measured: float
+    limit: float
+    unit: str = "s"  # or "x" for a ratio, "%" for a share
 
     @property
     def verdict(self) -> str:
-        return "met" if self.measured_s < self.limit_s else "missed"
+        return "met" if self.measured <= self.limit else "missed"
+
+    def __str__(self) -> str:
+        if self.unit == "s":
+            numbers = f"{_duration(self.measured)}, bar {_duration(self.limit)}"
+        else:
+            numbers = f"{self.measured:.3g} {self.unit}, bar {self.limit:.3g} {self.unit}"
+        return f"{self.what}: {numbers}: {self.verdict}"
 
 
 @dataclass(slots=True)
@@ -91,6 +99,25 @@ class Report:
                 what = f"{_label(name, size)}, {system}"
                 self.bars.append(Bar(what, result.samples[system].median, limit_s))
 
+    def check_ratio(self, name: str, *, group: str, system: str, limit: float) -> None:
+        """Notes whether ours takes at most `limit` times as long as `system` in a measured case."""
+        for result in self.results:
+            ratio = result.ratio(system) if (result.name, result.group) == (name, group) else None
+            if ratio is not None:
+                what = f"{name}, {group}: {result.systems[0]} / {system}"
+                self.bars.append(Bar(what, 1 / ratio, limit, "x"))
+
+    def check_count(self, what: str, *, system: str, limit: float, unit: str) -> None:
+        """Notes whether the largest count of that name over all cases is at most `limit`."""
+        found = [
+            (result.counts[what][system], f"{result.name}, {result.group}")
+            for result in self.results
+            if system in result.counts.get(what, {})
+        ]
+        if found:
+            most, where = max(found)
+            self.bars.append(Bar(f"{what}, {system}, at most ({where})", most, limit, unit))
+
     def growth(self) -> dict[str, dict[str, dict[str, float]]]:
         """Exponents by case name and system: over all sizes, and over the two largest."""
         medians: dict[str, dict[str, dict[int, float]]] = {}
@@ -119,8 +146,7 @@ class Report:
             if listed := list(rows):
                 console.print(_table(f"{self.title}: {name}" if name else self.title, listed))
         for bar in self.bars:
-            times = f"{_duration(bar.measured_s)}, bar {_duration(bar.limit_s)}"
-            console.print(Text(f"{bar.what}: {times}: {bar.verdict}"))
+            console.print(Text(str(bar)), soft_wrap=True)
 
     def _growth_rows(self) -> Iterator[Row]:
         for name, found in self.growth().items():

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SHAPES = LARGE, UNEVEN, SMALL = (8192, 8192), (8191, 4097), (512, 512)
 QUICK_SHAPES = (1024, 1024), (1023, 511), (64, 64)
 HAND = "by hand"
+PEAK = "peak, % of output"
+LEAST_OUTPUT = 8 << 20  # bytes: below it, the peak is mostly sockets and rounding
 NO_SHARDED_TENSOR = "cannot"
 Index = tuple[slice, ...]
 
@@ -159,7 +161,9 @@ def sum_by_hand(task: Task, shards: list[torch.Tensor]) -> System:
     return reduce_scatter
 
 
-def torch_sharded_tensor(task: Task, shards: list[torch.Tensor]) -> tuple[System, System]:
+def torch_sharded_tensor(
+    task: Task, shards: list[torch.Tensor]
+) -> tuple[Callable[[], dict[str, Any]], System]:
     """(prepare, run) of `ShardedTensor.reshard`, which changes the tensor in place."""
     package = importlib.import_module("torch.distributed._shard.sharded_tensor")
     specs = importlib.import_module("torch.distributed._shard.sharding_spec")
@@ -170,11 +174,26 @@ def torch_sharded_tensor(task: Task, shards: list[torch.Tensor]) -> tuple[System
     )
     state: dict[str, Any] = {}
 
-    def prepare() -> None:
+    def prepare() -> dict[str, Any]:
         make = package.ShardedTensor._init_from_local_tensor
         state["tensor"] = make(shards[0], before, task.shape)
+        return state
 
     return prepare, lambda: state["tensor"].reshard(after).local_shards()[0].tensor
+
+
+def torch_gather(task: Task, shards: list[torch.Tensor], rank: int) -> tuple[System, System]:
+    """(prepare, run) of `ShardedTensor.gather` to rank 0."""
+    order = list(range(dist.get_world_size()))
+    make, _ = torch_sharded_tensor(replace(task, torch_specs=((0, order), (0, order))), shards)
+    state = make()
+
+    def run() -> torch.Tensor | None:
+        out = torch.empty(task.shape) if rank == 0 else None
+        state["tensor"].gather(0, out)
+        return out
+
+    return make, run
 
 
 def dtensor(task: Task, shards: list[torch.Tensor], world_size: int) -> System:
@@ -240,7 +259,9 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
     systems["ShardedTensor"] = NO_SHARDED_TENSOR
     if task.torch_specs is not None and not any(n % world_size for n in task.shape):
         prepare, systems["ShardedTensor"] = torch_sharded_tensor(task, shards)
-    elif task.torch_specs is not None:
+    elif task.name == "rows to rank 0":
+        prepare, systems["ShardedTensor"] = torch_gather(task, shards, rank)
+    elif task.torch_specs is not None or (task.name == "ranks rotated" and world_size > 2):
         systems["ShardedTensor"] = "aborts"
     systems["DTensor"] = (
         "wrong result" if "ranks" in task.name and task.mesh is None else NO_SHARDED_TENSOR
@@ -250,14 +271,21 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
     if prepare is not None:
         prepare()
     check_equal(task, {name: run() for name, run in systems.items() if callable(run)})
-    counts = {
-        "bytes sent": {"ours": plan.total_bytes, "lower bound": plan.lower_bound},
-        "peak, % of output": peaks(plan, systems, prepare),
-    }
-    group = f"{world_size} ranks, {task.shape[0]} x {task.shape[1]} float32"
+    if plan.total_bytes != plan.lower_bound:
+        raise AssertionError(f"{task.name}: {plan.total_bytes} bytes, bound {plan.lower_bound}")
+    counts = {"bytes": {"ours": plan.total_bytes, "lower bound": plan.lower_bound}}
+    if max(plan.output_bytes.values()) > LEAST_OUTPUT:
+        counts[PEAK] = peaks(plan, systems, prepare)
+    group = group_name(task.shape, world_size)
     case = Case(f"{task.name}, {world_size}", systems, group=group, counts=counts, prepare=prepare)
-    result = measure(case, repeats=options.repeats, budget_s=options.budget_s, clock=clock())
+    # Short exchanges scatter widely, and cost little to repeat.
+    repeats = options.repeats * (1 if max(plan.output_bytes.values()) > LEAST_OUTPUT else 12)
+    result = measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock())
     return replace(result, name=task.name)
+
+
+def group_name(shape: tuple[int, ...], world_size: int) -> str:
+    return f"{world_size} ranks, {shape[0]} x {shape[1]}"
 
 
 def peaks(
@@ -339,6 +367,21 @@ def on_rank(rank: int, options: Options) -> list[Result]:
     return results
 
 
+def add_bars(report: Report) -> None:
+    """What this benchmark is to show; a quick run has none."""
+    for world_size in (2, 4):
+        for shape in SHAPES:
+            for task in tasks(shape, world_size):
+                group = group_name(shape, world_size)
+                if "sum" not in task.name:  # there "by hand" is a collective, which adds
+                    report.check_ratio(task.name, group=group, system=HAND, limit=1.15)
+                report.check_ratio(task.name, group=group, system="ShardedTensor", limit=1.0)
+        name, group = "4096 tensors of 64 x 64", f"many tensors, {world_size} ranks"
+        report.check_ratio(name, group=group, system="one exchange each", limit=0.1)
+    report.check_ratio("rows to columns", group=group_name(LARGE, 4), system="DTensor", limit=0.4)
+    report.check_count(PEAK, system="ours", limit=200, unit="%")
+
+
 def main() -> None:
     options = parse_options(__doc__ or "")
     if not options.quick:
@@ -347,6 +390,7 @@ def main() -> None:
     for world_size in (2, 4):
         print(f"{world_size} ranks ...", file=sys.stderr)
         report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    add_bars(report)
     report.print_table()
     if options.json is not None:
         report.write_json(options.json)

@@ -7,7 +7,7 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +243,21 @@ def test_bars_are_judged_and_missing_one_is_no_error() -> None:
         "grid, 100, ours: 50.0 ms, bar 100 ms: met",
         "grid, 100, ours: 50.0 ms, bar 10.0 ms: missed",
     ]
+
+
+def test_ratios_and_counts_are_judged_too() -> None:
+    report = Report("demo")
+    counts = {"peak": {"ours": 150}}
+    report.results.append(replace(result_of({"ours": [0.5], "peer": [1.0]}), counts=counts))
+    name, group = report.results[0].name, report.results[0].group
+    for limit in (0.6, 0.4):
+        report.check_ratio(name, group=group, system="peer", limit=limit)
+    report.check_ratio("never measured", group=group, system="peer", limit=1)
+    report.check_count("peak", system="ours", limit=200, unit="%")
+    report.check_count("never counted", system="ours", limit=200, unit="%")
+    ratios = [bar.verdict for bar in report.bars]
+    assert ratios == ["met", "missed", "met"]
+    assert "ours / peer: 0.5 x, bar 0.6 x: met" in printed(report)
 
 
 def test_json_has_every_sample_and_does_not_name_the_machine(tmp_path: Path) -> None:
