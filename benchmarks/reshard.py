@@ -31,7 +31,7 @@ from shardwise.testing.memory import peak_growth
 from shardwise.transfer import TransferPlan, plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shardwise.geometry import Layout
 

@@ -8,6 +8,8 @@ addends are reduced in order of term.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import torch
 
 from shardwise._torch_compat import foreach_copy
 from shardwise.comm.agreement import agree
+from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
 from shardwise.comm.load import Load, Transfer
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
@@ -24,7 +27,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from torch.distributed import ProcessGroup
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["execute", "execute_all"]
+
+Loads = Sequence[Load | Batch]
 
 
 def execute(
@@ -69,27 +74,34 @@ def execute_all(
     program, problem = None, None
     loads: list[Load] = []
     try:
-        program = _program(transfers, max_bytes, members)
-        for transfer, shapes in zip(transfers, program.shapes, strict=True):
-            loads.append(Load(transfer, shapes, members))
+        for transfer in transfers:
+            loads.append(Load(transfer, members))
+        # Alone, or under a cap: messages as they are. Otherwise some may go together.
+        if max_bytes is not None or (len(loads) == 1 and not COLLECTIVES.get(members.backend)):
+            program = _program(loads, max_bytes, members)
     except ShardwiseError as error:
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
-    assert program is not None
-    if max_bytes is None and COLLECTIVES.get(members.backend):
-        _run_by_pattern(loads, members)
-    else:
+    if program is not None:
         _run(program, loads, members)
+    else:
+        _run_together(loads, members)
     return [load.outputs for load in loads]
 
 
-def _run_by_pattern(loads: Sequence[Load], members: Communicator) -> None:
-    """Collectives for the transfers that are one, messages for the others."""
-    by_collective = [load for load in loads if pattern_of(load, members) is not None]
-    others = [load for load in loads if pattern_of(load, members) is None]
+def _run_together(loads: Sequence[Load], members: Communicator) -> None:
+    """Collectives for the transfers that are one, messages for the others, in batches."""
+    others, by_collective = loads, []
+    if COLLECTIVES.get(members.backend):
+        by_collective = [load for load in loads if pattern_of(load, members) is not None]
+        others = [load for load in loads if pattern_of(load, members) is None]
     if others:
-        _run(_program(others, None, members), others, members)
+        batches = batched(others, members.wire_device)
+        _run(_program(batches, None, members), batches, members)
+        for batch in batches:
+            if isinstance(batch, Batch):
+                batch.finish()
     lower(by_collective, members)
 
 
@@ -105,36 +117,25 @@ def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, A
 
 # The single plans carried out last: found by identity, because a small exchange takes so little
 # time that calls to hash and compare would be seen in it.
-_recent: dict[tuple[int, int | None, int], tuple[TransferPlan, Communicator, RankProgram]] = {}
+_recent: dict[tuple[int, int | None, int], tuple[TransferPlan, RankProgram]] = {}
 _MOST_RECENT = 64
 
 
-def _program(
-    loads: Sequence[Transfer] | Sequence[Load], max_bytes: int | None, members: Communicator
-) -> RankProgram:
+def _program(loads: Loads, max_bytes: int | None, members: Communicator) -> RankProgram:
     if len(loads) != 1:
-        return _new_program([load.plan for load in loads], max_bytes, members)
+        return make_schedule([load.plan for load in loads], max_bytes).program(members.rank)
     plan = loads[0].plan
-    key = (id(plan), max_bytes, id(members))
-    found = _recent.get(key)  # which holds the objects, so their ids are theirs
+    key = (id(plan), max_bytes, members.rank)
+    found = _recent.get(key)  # which holds the plan, so its id is its own
     if found is None:
-        program = _new_program([plan], max_bytes, members)
+        program = plan.schedule(max_bytes).program(members.rank)
         if len(_recent) >= _MOST_RECENT:
             _recent.clear()
-        found = _recent[key] = plan, members, program
-    return found[2]
+        found = _recent[key] = plan, program
+    return found[1]
 
 
-def _new_program(
-    plans: Sequence[TransferPlan], max_bytes: int | None, members: Communicator
-) -> RankProgram:
-    schedule = make_schedule(plans, max_bytes)
-    if not schedule.ranks <= members.ranks.members:
-        members.ranks.check_members(schedule.ranks, what="the plan's layouts")
-    return schedule.program(members.rank)
-
-
-def _run(program: RankProgram, loads: Sequence[Load], members: Communicator) -> None:
+def _run(program: RankProgram, loads: Loads, members: Communicator) -> None:
     for tensor, shard in program.cleared:
         pending = loads[tensor].plan.target.pending
         assert pending is not None
@@ -145,7 +146,7 @@ def _run(program: RankProgram, loads: Sequence[Load], members: Communicator) -> 
         _run_round(round_, loads, members)
 
 
-def _run_round(round_: Round, loads: Sequence[Load], members: Communicator) -> None:
+def _run_round(round_: Round, loads: Loads, members: Communicator) -> None:
     """[Note: a round]"""
     flight, wire = members.flight(), members.wire_device
     landing: list[torch.Tensor | None] = []  # None: where it belongs
@@ -175,22 +176,34 @@ def _run_round(round_: Round, loads: Sequence[Load], members: Communicator) -> N
             [loads[tensor].at(target) for tensor, _, target in round_.copies],
             [loads[tensor].at(source) for tensor, source, _ in round_.copies],
         )
-    arrived = []
-    for k, (message, staged) in enumerate(zip(round_.receives, landing, strict=True)):
-        flight.land(k)
-        arrived.append(None if staged is None else _unpack(message, staged, loads))
+    heard: dict[int, list[torch.Tensor]] = {}  # boxes of the messages that have landed
+
+    def boxes_of(number: int) -> list[torch.Tensor]:
+        staged = landing[number]
+        if staged is not None and number not in heard:
+            flight.land(number)
+            heard[number] = _unpack(round_.receives[number], staged, loads)
+        return heard[number]
+
+    # Addends that are there are added while others fly.
     for reduction in round_.reductions:
-        _reduce(reduction, arrived, loads[reduction.tensor])
+        _reduce(reduction, boxes_of, loads[reduction.tensor])
+    for number, staged in enumerate(landing):
+        if staged is not None:
+            boxes_of(number)
+        else:
+            flight.land(number)
     for tensor, region, scale in round_.scales:
         rescale(loads[tensor].at(region), scale)
     flight.finish()
 
 
-def _buffer(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> torch.Tensor:
+def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Tensor:
     # One for each message: the allocator reuses small ones, whose pages are warm.
     if len(message.parts) == 1:
         part = message.parts[0]
-        return torch.empty(part.shape, dtype=loads[part.tensor].dtype, device=wire)
+        load = loads[part.tensor]
+        return torch.empty((*load.lead, *part.shape), dtype=load.dtype, device=wire)
     return torch.empty(message.nbytes, dtype=torch.uint8, device=wire)
 
 
@@ -201,7 +214,7 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         foreach_copy(targets, sources)
 
 
-def _packed(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> torch.Tensor:
+def _packed(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Tensor:
     buffer = _buffer(message, loads, wire)
     slots = _carve(buffer, message.parts, loads)
     _copy(slots, [loads[part.tensor].at(part.places[0]) for part in message.parts])
@@ -214,9 +227,7 @@ def _packed(message: PeerMessage, loads: Sequence[Load], wire: torch.device) -> 
     return buffer
 
 
-def _unpack(
-    message: PeerMessage, staged: torch.Tensor, loads: Sequence[Load]
-) -> list[torch.Tensor]:
+def _unpack(message: PeerMessage, staged: torch.Tensor, loads: Loads) -> list[torch.Tensor]:
     """Boxes of a message that has landed; those that are no addends go where they belong."""
     slots = _carve(staged, message.parts, loads)
     placed = [(slot, p) for slot, p in zip(slots, message.parts, strict=True) if p.places]
@@ -227,14 +238,16 @@ def _unpack(
 
 
 def _reduce(
-    reduction: Reduction, arrived: Sequence[Sequence[torch.Tensor] | None], load: Load
+    reduction: Reduction, boxes_of: Callable[[int], list[torch.Tensor]], load: Load | Batch
 ) -> None:
     """The addends one after the other, in their order. [Note: groups] in `transfer/moves.py`."""
     result = load.at(reduction.target)
     is_first = True
     for addend in reduction.addends:
-        heard = arrived[addend.message] if addend.message >= 0 else None
-        boxes = [heard[addend.part]] if heard else [load.at(place) for place in addend.places]
+        if addend.message >= 0:
+            boxes = [boxes_of(addend.message)[addend.part]]
+        else:
+            boxes = [load.at(place) for place in addend.places]
         for box in boxes:
             if is_first:
                 result.copy_(box)
@@ -244,9 +257,7 @@ def _reduce(
             is_first = False
 
 
-def _carve(
-    buffer: torch.Tensor, parts: Sequence[MessagePart], loads: Sequence[Load]
-) -> list[torch.Tensor]:
+def _carve(buffer: torch.Tensor, parts: Sequence[MessagePart], loads: Loads) -> list[torch.Tensor]:
     """The boxes of a packed message, as tensors that share its memory."""
     if len(parts) == 1:
         return [buffer]
@@ -254,9 +265,10 @@ def _carve(
     at = 0
     for dtype, run in groupby(parts, key=lambda part: loads[part.tensor].dtype):
         same = list(run)
-        sizes = [part.numel for part in same]
+        shapes = [(*loads[part.tensor].lead, *part.shape) for part in same]
+        sizes = list(map(math.prod, shapes))
         stop = at + sum(sizes) * dtype.itemsize
         flat = buffer[at:stop].view(dtype).split_with_sizes(sizes)
-        found += [box.view(part.shape) for box, part in zip(flat, same, strict=True)]
+        found += [box.view(shape) for box, shape in zip(flat, shapes, strict=True)]
         at = stop
     return found

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer import TransferPlan
-    from shardwise.transfer.program import LocalShapes, Place
+    from shardwise.transfer.program import Place
 
 __all__ = ["Load", "Transfer"]
 
@@ -38,13 +38,17 @@ class Load:
     """A transfer whose arguments were found right: local tensors without autograd."""
 
     __slots__ = ("dtype", "is_on_wire", "outputs", "plan", "shards")
+    lead: tuple[int, ...] = ()  # of the dims before the tensor's own, which a batch has
 
-    def __init__(self, transfer: Transfer, shapes: LocalShapes, members: Communicator) -> None:
-        """Raises if what this rank passed does not fit the plan.
+    def __init__(self, transfer: Transfer, members: Communicator) -> None:
+        """Raises if what this rank passed does not fit the plan, or the plan not the group.
 
         Looks at a tensor as little as it can: in a small exchange every look is seen.
         """
         plan, given, out, dtype, device, _ = transfer
+        if not plan.rank_set <= members.ranks.members:
+            members.ranks.check_members(plan.ranks, what="the plan's layouts")
+        shapes = plan.shapes_of(members.rank)
         if out is not None or plan.is_reduced or not _fit(given, shapes.source, dtype):
             dtype = check_arguments(transfer, shapes, members.rank)
         elif dtype is None:
@@ -52,20 +56,23 @@ class Load:
         if dtype.itemsize != plan.itemsize:
             check_arguments(transfer, shapes, members.rank)
         self.plan, self.dtype = plan, dtype
-        self.shards = [_plain(shard, dtype) for shard in given]
-        places = {shard.device for shard in self.shards} or {members.wire_device}
+        wire = members.wire_device
+        self.shards = list(given)
+        self.is_on_wire = True  # whether all local tensors are where messages leave and arrive
+        for number, shard in enumerate(given):
+            if shard.requires_grad or shard.is_neg() or dtype.is_complex:
+                self.shards[number] = _plain(shard)
+            self.is_on_wire &= shard.device == wire
         if out is not None:
             self.outputs = [tensor.detach() for tensor in out]
-            places.update([tensor.device for tensor in out])
         else:
             if device is None:
-                device = self.shards[0].device if self.shards else members.wire_device
+                device = given[0].device if given else wire
             self.outputs = [
                 torch.empty(shape, dtype=dtype, device=device) for shape in shapes.target
             ]
-            places.update([tensor.device for tensor in self.outputs[:1]])
-        # Whether all local tensors are where messages leave from and arrive.
-        self.is_on_wire = places == {members.wire_device}
+        for output in self.outputs:
+            self.is_on_wire &= output.device == wire
 
     def at(self, place: Place) -> torch.Tensor:
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
@@ -87,8 +94,6 @@ def _fit(tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype |
     return dtype is not None
 
 
-def _plain(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _plain(shard: torch.Tensor) -> torch.Tensor:
     """The shard without autograd, its memory being its values."""
-    if dtype.is_complex or shard.is_neg():
-        shard = shard.resolve_conj().resolve_neg()
-    return shard.detach()
+    return shard.detach().resolve_conj().resolve_neg()

@@ -16,6 +16,7 @@ from shardwise.geometry import Boxes, Layout
 from shardwise.transfer.copies import copies, num_not_held
 from shardwise.transfer.explain import explain_plan
 from shardwise.transfer.moves import Moves
+from shardwise.transfer.program import LocalShapes
 from shardwise.transfer.reductions import least_elements, reductions
 from shardwise.transfer.regions import BoxJoin, GridJoin, Regions, join
 from shardwise.transfer.schedule import Schedule, cut_rounds
@@ -209,6 +210,17 @@ class TransferPlan:
     def ranks(self) -> tuple[int, ...]:
         """Ranks that hold something before or after, ascending."""
         return tuple(sorted({*self.source.ranks, *self.target.ranks}))
+
+    @cached_property
+    def rank_set(self) -> frozenset[int]:
+        return frozenset(self.ranks)
+
+    def shapes_of(self, rank: int) -> LocalShapes:
+        """Shapes of the local shards of `rank`, before and after."""
+        known: dict[int, LocalShapes] = self.__dict__.setdefault("_shapes", {})
+        if rank not in known:
+            known[rank] = LocalShapes.of(self, rank)
+        return known[rank]
 
     def messages(self, rank: int) -> tuple[Message, ...]:
         """What `rank` sends and receives, by step, sender and receiver."""

@@ -1,8 +1,9 @@
 """What one rank does in a schedule: its messages, copies and reductions, ready to be run.
 
 Pieces are named by tensor, local shard (in the order of `Layout.boxes_of(rank)`) and an index into
-that shard. Sender and receiver lay out a message alike: tensors with large elements first, then in
-the order of the tensors, then of their moves. So every element stands at a multiple of its size.
+that shard. Sender and receiver lay out a message alike: by alignment (the largest power of two that
+divides the size of an element), the largest first, then in the order of the tensors, then of their
+moves. So every element stands at a multiple of its alignment.
 """
 
 from __future__ import annotations
@@ -128,7 +129,6 @@ class RankProgram:
     """Everything that one rank does; `cleared` target shards start as the operation's identity."""
 
     rank: int
-    shapes: tuple[LocalShapes, ...]  # by tensor
     rounds: tuple[Round, ...]
     cleared: tuple[tuple[int, int], ...]  # (tensor, local target shard)
 
@@ -147,9 +147,7 @@ class RankProgram:
             if plan.target.pending is not None
             for shard in _local(plan.target, rank, plan.cleared_rows).tolist()
         ]
-        shapes = {plan: LocalShapes.of(plan, rank) for plan in set(schedule.plans)}
-        by_tensor = tuple(shapes[plan] for plan in schedule.plans)
-        return cls(rank, by_tensor, tuple(rounds), tuple(cleared))
+        return cls(rank, tuple(rounds), tuple(cleared))
 
 
 def _local(layout: Layout, rank: int, rows: Ints) -> Ints:
@@ -184,7 +182,7 @@ class _RoundBuilder:
 
     def build(self, moves: Sequence[Moves]) -> Round:
         rows: dict[tuple[TransferPlan, int], list[_Row]] = {}
-        for tensor in sorted(range(len(self.plans)), key=lambda t: -self.plans[t].itemsize):
+        for tensor in sorted(range(len(self.plans)), key=lambda t: -self.alignment(t)):
             plan, part = self.plans[tensor], moves[tensor]
             known = rows.get((plan, id(part)))
             if known is None:
@@ -199,6 +197,10 @@ class _RoundBuilder:
             reductions=self._reductions(number),
             scales=self.scales,
         )
+
+    def alignment(self, tensor: int) -> int:
+        itemsize = self.plans[tensor].itemsize
+        return itemsize & -itemsize
 
     def _in_turn(self) -> list[int]:
         """Peers from the one before this rank downwards: everybody starts with another."""

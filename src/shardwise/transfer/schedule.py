@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,22 +80,7 @@ def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -
         return plans[0].schedule(max_bytes)
     if max_bytes is not None:
         max_bytes = whole_number(max_bytes, "max_bytes", least=1)
-    _check_itemsizes(sorted({plan.itemsize for plan in plans}))
     return _schedule_of_set(tuple(plans), max_bytes)
-
-
-def _check_itemsizes(sizes: Sequence[int]) -> None:
-    """Raises unless every element size divides the next, as those of all dtypes do.
-
-    Then a message with the large elements first has every element at a multiple of its size.
-    """
-    if any(larger % smaller for smaller, larger in pairwise(sizes)):
-        raise PlanError(
-            "itemsizes of plans that are carried out together",
-            expected="sizes of which each divides the larger ones, such as 1, 2, 4, 8, 16",
-            got=sizes,
-            fix="Carry the plans out one by one.",
-        )
 
 
 @lru_cache(maxsize=32)
@@ -204,10 +188,25 @@ class _Job:
     dst: int
     pieces: list[_Piece] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # bytes up to the end of each piece
+    itemsizes: list[int] = field(default_factory=list)  # of each piece
 
-    def append(self, piece: _Piece) -> None:
-        self.pieces.append(piece)
+    def append(self, piece: _Piece, itemsize: int) -> None:
         self.ends.append(self.nbytes + piece.nbytes)
+        self.pieces.append(piece)
+        self.itemsizes.append(itemsize)
+
+    @property
+    def itemsize(self) -> int:
+        """Size of the largest element."""
+        return max(self.itemsizes)
+
+    def cut_at(self, position: int) -> int:
+        """The last place between two elements that is not after `position`, in bytes."""
+        number = bisect_right(self.ends, position)
+        if number == len(self.ends):
+            return self.nbytes
+        begin, itemsize = self.ends[number - 1] if number else 0, self.itemsizes[number]
+        return begin + (position - begin) // itemsize * itemsize
 
     @property
     def nbytes(self) -> int:
@@ -224,13 +223,11 @@ class _Rounds:
 
     def __init__(self, plans: Sequence[TransferPlan], moves: Sequence[Moves], cap: int) -> None:
         self.plans, self.moves, self.cap = plans, moves, cap
-        # Cuts at multiples of the largest element are cuts between elements for every tensor,
-        # because messages have the tensors with large elements first.
-        self.quantum = max(plan.itemsize for plan in plans)
         self._picked: dict[tuple[int, tuple[int, ...]], Moves] = {}
         self.jobs = self._jobs()
         self.ranks = sorted({rank for job in self.jobs for rank in (job.dst, *job.srcs)})
-        needed = max((self.quantum * len(job.srcs) for job in self.jobs), default=0)
+        self.least = min(plan.itemsize for plan in plans)
+        needed = max((job.itemsize * len(job.srcs) for job in self.jobs), default=0)
         if needed > cap:
             raise PlanError(
                 "max_bytes",
@@ -240,16 +237,16 @@ class _Rounds:
             )
 
     def _jobs(self) -> list[_Job]:
-        """What crosses ranks; the largest elements first in every job."""
+        """What crosses ranks, by sender and receiver."""
         jobs: dict[tuple[tuple[int, ...], int], _Job] = {}
         items: dict[int, list[_Item]] = {}  # of equal moves, which tensors may share
-        for tensor in sorted(range(len(self.plans)), key=lambda t: -self.plans[t].itemsize):
-            itemsize, moves = self.plans[tensor].itemsize, self.moves[tensor]
+        for tensor, moves in enumerate(self.moves):
+            itemsize = self.plans[tensor].itemsize
             if id(moves) not in items:
                 items[id(moves)] = list(_items(moves))
             for rows, srcs, dst, volume in items[id(moves)]:
                 job = jobs.setdefault((srcs, dst), _Job(srcs, dst))
-                job.append(_Piece(tensor, rows, volume * itemsize))
+                job.append(_Piece(tensor, rows, volume * itemsize), itemsize)
         return list(jobs.values())
 
     def cut(self) -> list[tuple[Moves, ...]]:
@@ -268,7 +265,7 @@ class _Rounds:
                 if number == len(rounds):
                     rounds.append(_RoundWriter(self))
                     used.append(dict.fromkeys(self.ranks, 0))
-                taken = min(self._room(job, used[number]), total - done)
+                taken = job.cut_at(done + self._room(job, used[number])) - done
                 if taken > 0:
                     rounds[number].add(job, done, done + taken)
                     done += taken
@@ -279,7 +276,7 @@ class _Rounds:
             for rank in (job.dst, *job.srcs):
                 while (
                     first_open[rank] < len(used)
-                    and self.cap - used[first_open[rank]][rank] < self.quantum
+                    and self.cap - used[first_open[rank]][rank] < self.least
                 ):
                     first_open[rank] += 1
         if not rounds:
@@ -295,10 +292,9 @@ class _Rounds:
         return self._picked[key]
 
     def _room(self, job: _Job, used: dict[int, int]) -> int:
-        room = min(
+        return min(
             (self.cap - used[job.dst]) // len(job.srcs), *(self.cap - used[s] for s in job.srcs)
         )
-        return room // self.quantum * self.quantum
 
 
 _Item = tuple[list[int], tuple[int, ...], int, int]
