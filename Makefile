@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## draw layouts of a tensor and check a tiling
+demo: $(READY) ## draw layouts and a plan, and move a tensor on four local ranks
 	@$(BIN)/python examples/demo.py
 
 test: lint ## everything CI checks: lint, types, layers, tests

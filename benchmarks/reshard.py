@@ -253,7 +253,7 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
         "ours": ours(plan, shards),
         HAND: sum_by_hand(task, shards) if is_sum else by_hand(plan, shards, rank),
     }
-    prepare = None
+    prepare: System | None = None
     if is_sum and task.target == "chunk(0)" and task.shape[0] % world_size:
         systems[HAND] = "uneven"
     systems["ShardedTensor"] = NO_SHARDED_TENSOR

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         replicate,
     )
     from shardwise.testing.local_run import run_local
-    from shardwise.transfer import plan_reshard, relabel
+    from shardwise.transfer import TransferPlan, plan_reshard, relabel
     from shardwise.viz import print_layout, print_plan
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "Box",
     "Layout",
     "ShardwiseError",
+    "TransferPlan",
     "block_cyclic",
     "chunk",
     "flat",
@@ -67,7 +68,7 @@ _HOMES = {
         "replicate",
     ],
     "shardwise.testing.local_run": ["run_local"],
-    "shardwise.transfer": ["plan_reshard", "relabel"],
+    "shardwise.transfer": ["TransferPlan", "plan_reshard", "relabel"],
     "shardwise.viz": ["print_layout", "print_plan"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

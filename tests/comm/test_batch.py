@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ import shardwise
 from shardwise.comm import Transfer, execute_all
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.simulate import simulate
-from shardwise.geometry import Layout
 from shardwise.testing.tensors import assemble, random_shards
 from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from shardwise.geometry import Layout
 
 SHAPE = (6, 10)
 

@@ -420,7 +420,66 @@ def _with_other_targets(rank: int) -> str:
 def test_targets_that_differ_between_ranks_raise_on_all_in_debug_mode() -> None:
     first, second = shardwise.run_local(_with_other_targets, 2)
     assert first == second
-    assert "target layouts" in first
+    assert "'tensor' target layout (rank 0: Layout((4, 6): grid 1x2" in first
+
+
+def _with_another_dtype(rank: int) -> str:
+    dtype = torch.float16 if rank else torch.bfloat16
+    with shardwise.set_check("debug"):
+        try:
+            execute(plan_reshard(ROWS, COLUMNS, 2), random_shards(ROWS, dtype)[rank])
+        except AgreementError as error:
+            return str(error)
+    return "nothing was raised"
+
+
+def test_dtypes_of_one_size_that_differ_between_ranks_raise_on_all_in_debug_mode() -> None:
+    first, second = shardwise.run_local(_with_another_dtype, 2)
+    assert first == second
+    assert "'tensor' dtype (rank 0: torch.bfloat16; rank 1: torch.float16)" in first
+
+
+def _wrong_on_rank_1(rank: int, kind: str) -> str:
+    shards: Any = random_shards(ROWS)[rank]
+    plan: Any = PLAN
+    options: dict[str, Any] = {}
+    if rank == 1 and kind == "meta":
+        shards = [shard.to("meta") for shard in shards]
+    elif rank == 1 and kind == "no plan":
+        plan = None
+    elif rank == 1 and kind == "numpy":
+        shards = [shard.numpy() for shard in shards]
+    elif rank == 1 and kind == "device":
+        options["device"] = "gpuu"
+    with shardwise.set_check("debug"):
+        try:
+            execute(plan, shards, **options)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("meta", "LayoutError: [rank 1] 'tensor' shards: expected tensors with data, got one on"),
+        ("no plan", "ArgumentTypeError: [rank 1] transfer: expected a Transfer with a Transfer"),
+        ("numpy", "expected a list of tensors, got list with a ndarray"),
+        ("device", "RuntimeError: "),
+    ],
+)
+def test_whatever_is_wrong_on_one_rank_raises_on_all_in_debug_mode(kind: str, message: str) -> None:
+    first, second = shardwise.run_local(_wrong_on_rank_1, 2, kind)
+    assert message in second
+    assert first.startswith("AgreementError: reshard failed on other ranks: rank 1:")
+    assert message in first
+
+
+@pytest.mark.parametrize("transfers", [None, Transfer(PLAN, []), [(PLAN, [])], [None]])
+def test_many_tensors_are_a_list_of_transfers(transfers: Any) -> None:
+    with pytest.raises(shardwise.errors.RankFailure, match=r"pass a list of .*Transfer") as failure:
+        simulate(lambda rank: execute_all(transfers), 1)
+    assert isinstance(failure.value.__cause__, ArgumentTypeError)
 
 
 def test_a_plan_that_starts_from_a_box_gets_it_everywhere() -> None:

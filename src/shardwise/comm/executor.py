@@ -20,10 +20,10 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
 from shardwise.comm.load import Load, Transfer
+from shardwise.comm.load_check import check_transfer
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
-from shardwise.errors import ShardwiseError
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ def execute_all(
     program, problem = None, None
     loads: list[Load] = []
     try:
+        if not isinstance(transfers, list | tuple) or isinstance(transfers, Transfer):
+            check_transfer(None, members.rank)
         for transfer in transfers:
             loads.append(Load(transfer, members))
         # Alone, or under a cap: messages as they are. Otherwise some may go together.
         if max_bytes is not None or (len(loads) == 1 and not COLLECTIVES.get(members.backend)):
             program = _program(loads, max_bytes, members)
-    except ShardwiseError as error:
+    except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
@@ -107,12 +109,18 @@ def _run_together(loads: Sequence[Load], members: Communicator) -> None:
 
 def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:
     """What all ranks must pass alike."""
-    return {
-        "source layouts": [transfer.plan.source.fingerprint for transfer in transfers],
-        "target layouts": [transfer.plan.target.fingerprint for transfer in transfers],
-        "itemsizes": [transfer.plan.itemsize for transfer in transfers],
-        "max_bytes": max_bytes,
-    }
+    if not isinstance(transfers, list | tuple):
+        return {"max_bytes": max_bytes}
+    found: dict[str, Any] = {"max_bytes": max_bytes, "number of tensors": len(transfers)}
+    for number, transfer in enumerate(transfers):
+        if isinstance(transfer, Transfer) and isinstance(transfer.plan, TransferPlan):
+            name = f"{transfer.name!r}" if len(transfers) == 1 else f"{transfer.name!r} ({number})"
+            found[f"{name} source layout"] = transfer.plan.source
+            found[f"{name} target layout"] = transfer.plan.target
+            given = [t for t in (transfer.shards, transfer.out) if isinstance(t, list | tuple)]
+            dtypes = [getattr(tensor, "dtype", None) for listed in given for tensor in listed]
+            found[f"{name} dtype"] = transfer.dtype or (dtypes[0] if dtypes else None)
+    return found
 
 
 # The single plans carried out last: found by identity, because a small exchange takes so little

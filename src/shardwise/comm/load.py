@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shardwise.comm.load_check import check_arguments
+from shardwise.comm.load_check import check_arguments, check_transfer
+from shardwise.transfer import TransferPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
 __all__ = ["Load", "Transfer"]
@@ -45,6 +45,8 @@ class Load:
 
         Looks at a tensor as little as it can: in a small exchange every look is seen.
         """
+        if type(transfer) is not Transfer or type(transfer.plan) is not TransferPlan:
+            check_transfer(transfer, members.rank)
         plan, given, out, dtype, device, _ = transfer
         if not plan.rank_set <= members.ranks.members:
             members.ranks.check_members(plan.ranks, what="the plan's layouts")
@@ -86,7 +88,7 @@ def _fit(tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype |
     for tensor, shape in zip(tensors, shapes, strict=True):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
             return False
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             return False
         dtype = tensor.dtype if dtype is None else dtype
         if tensor.dtype is not dtype:

@@ -8,6 +8,7 @@ import torch
 
 from shardwise.comm.reducing import check_reducible
 from shardwise.errors import ArgumentTypeError, LayoutError
+from shardwise.transfer import TransferPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,21 @@ if TYPE_CHECKING:
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_transfer"]
+
+
+def check_transfer(transfer: object, rank: int) -> None:
+    """Raises unless it is a `Transfer` with a plan."""
+    plan = getattr(transfer, "plan", None)
+    if not isinstance(plan, TransferPlan):
+        raise ArgumentTypeError(
+            "transfer",
+            rank=rank,
+            expected="a Transfer with a TransferPlan",
+            got=type(transfer if plan is None else plan).__name__,
+            fix="Make the plan with shardwise.plan_reshard(source_layout, target_layout, "
+            "itemsize); for several tensors, pass a list of shardwise.comm.Transfer.",
+        )
 
 
 def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch.dtype:
@@ -32,12 +47,13 @@ def _check_tensors(
     tensors: object, shapes: tuple[tuple[int, ...], ...], rank: int, what: str
 ) -> None:
     """Raises unless these are dense tensors of the given shapes."""
-    if not isinstance(tensors, list | tuple) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in tensors
-    ):
-        raise ArgumentTypeError(
-            what, rank=rank, expected="a list of tensors", got=type(tensors).__name__
-        )
+    got = type(tensors).__name__
+    if not isinstance(tensors, list | tuple):
+        raise ArgumentTypeError(what, rank=rank, expected="a list of tensors", got=got)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            got += f" with a {type(tensor).__name__}"
+            raise ArgumentTypeError(what, rank=rank, expected="a list of tensors", got=got)
     if tuple([tensor.shape for tensor in tensors]) != shapes:
         raise LayoutError(
             what,
@@ -49,7 +65,19 @@ def _check_tensors(
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise LayoutError(
-                what, rank=rank, expected="dense tensors", fix="Call to_dense() first."
+                what,
+                rank=rank,
+                expected="dense tensors",
+                got=f"one of layout {tensor.layout} and dtype {tensor.dtype}",
+                fix="Call to_dense() or dequantize() first.",
+            )
+        if tensor.is_meta:
+            raise LayoutError(
+                what,
+                rank=rank,
+                expected="tensors with data",
+                got="one on the meta device",
+                fix="Materialise it first, e.g. torch.empty_like(tensor, device='cpu').",
             )
 
 
@@ -65,7 +93,9 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
             rank=rank,
             expected="one for all shards and out",
             got=sorted(map(str, dtypes)) or "no shards, no out and no dtype",
-            fix="Pass dtype=..., which a rank without shards has to say.",
+            fix="Convert them first; moving does not change the dtype."
+            if dtypes
+            else "Pass dtype=..., which a rank without shards has to say.",
         )
     (dtype,) = dtypes
     if dtype.itemsize != plan.itemsize:
@@ -92,5 +122,6 @@ def _check_apart(
             f"{name!r} out",
             rank=rank,
             expected="tensors that share no memory with the shards",
+            got="one that does",
             fix="Pass new tensors, or leave out= away.",
         )

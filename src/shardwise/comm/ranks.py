@@ -93,8 +93,7 @@ class GroupRanks:
                 what,
                 expected=f"only ranks of its group ({ranks_text(self.ranks)})",
                 got=ranks_text(strangers),
-                fix="Name global ranks that are members, or pass process_group= with one "
-                "that has all of them.",
+                fix="Name global ranks that are members, or pass a group that has all of them.",
             )
 
 

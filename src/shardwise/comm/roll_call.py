@@ -123,7 +123,8 @@ class RollCall:
     def _error(self, verdict: _Verdict) -> AbsentRanksError:
         absent = ranks_text(verdict.absent) if verdict.absent else "some ranks"
         if self._rank in verdict.absent:
-            what = f"this rank came too late: {absent} missing after {verdict.waited:.3g} s"
+            what = f"this rank came too late, after the others had waited {verdict.waited:.3g} s"
+            absent = "this rank"
         elif verdict.timed_out:
             what = f"{absent} did not come within {verdict.waited:.3g} s to compare arguments"
         else:
@@ -134,8 +135,8 @@ class RollCall:
             ranks=verdict.absent,
             fix=f"See what {absent} did instead: every rank of the group must make the same "
             "calls in the same order, under the same shardwise.set_check(). For ranks that are "
-            'only slow, raise the limit: shardwise.set_check("always", timeout=600). This '
-            "process group cannot be used any more.",
+            "only slow, raise the limit: shardwise.set_check(mode, timeout=600). This process "
+            "group cannot be used any more.",
         )
 
 

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Traffic:
     """What crossed every link (src, dst). Collectives count as the messages that they stand for."""
 
@@ -50,6 +50,9 @@ class Traffic:
     @property
     def total_bytes(self) -> int:
         return sum(self.bytes.values())
+
+    def __repr__(self) -> str:
+        return f"Traffic({self.total_bytes} bytes on {len(self.bytes)} links)"
 
 
 @dataclass(frozen=True, slots=True)

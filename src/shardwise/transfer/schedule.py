@@ -71,7 +71,9 @@ class Schedule:
 
     def __repr__(self) -> str:
         cap = "" if self.max_bytes is None else f", at most {self.max_bytes} bytes of staging"
-        return f"Schedule({len(self.plans)} tensors in {len(self.rounds)} rounds{cap})"
+        tensors, rounds = len(self.plans), len(self.rounds)
+        of = f"{tensors} tensor{'s' if tensors != 1 else ''}"
+        return f"Schedule({of} in {rounds} round{'s' if rounds != 1 else ''}{cap})"
 
 
 def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -> Schedule:
@@ -104,7 +106,7 @@ def cut_rounds(plans: tuple[TransferPlan, ...], max_bytes: int | None) -> Schedu
         if max(staged.values(), default=0) <= cap:
             rounds.append(moves)
         else:
-            rounds += _Rounds(plans, moves, cap).cut()
+            rounds += _Rounds(plans, moves, cap, is_asked=max_bytes is not None).cut()
     return Schedule(plans, max_bytes, tuple(rounds))
 
 
@@ -221,14 +223,19 @@ class _Rounds:
     next. So no round leaves out a job of which both ends have room.
     """
 
-    def __init__(self, plans: Sequence[TransferPlan], moves: Sequence[Moves], cap: int) -> None:
+    def __init__(
+        self, plans: Sequence[TransferPlan], moves: Sequence[Moves], cap: int, *, is_asked: bool
+    ) -> None:
         self.plans, self.moves, self.cap = plans, moves, cap
         self._picked: dict[tuple[int, tuple[int, ...]], Moves] = {}
         self.jobs = self._jobs()
         self.ranks = sorted({rank for job in self.jobs for rank in (job.dst, *job.srcs)})
         self.least = min(plan.itemsize for plan in plans)
         needed = max((job.itemsize * len(job.srcs) for job in self.jobs), default=0)
-        if needed > cap:
+        if not is_asked:
+            # Somewhat less than it may be, since rounds leave holes in the allocator's memory.
+            self.cap = max(cap * 3 // 4, needed)
+        elif needed > cap:
             raise PlanError(
                 "max_bytes",
                 expected=f"at least {needed}, which hold one element of every message to a rank",
