@@ -12,7 +12,7 @@ from shardwise.comm import Transfer, execute_all
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.simulate import simulate
 from shardwise.testing.tensors import assemble, random_shards
-from shardwise.transfer import plan_reshard
+from shardwise.transfer import TransferPlan, plan_reshard
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -101,6 +101,25 @@ def test_only_small_tensors_of_one_plan_and_dtype_are_batched() -> None:
     found = batched(listed, torch.device("cpu"))
     assert [len(batch.loads) for batch in found if isinstance(batch, Batch)] == [4, 5]
     assert len(found) == 2 + 3 + 6
+
+
+def test_batches_do_not_depend_on_which_plans_are_one_object() -> None:
+    source, target = _layout("block_cyclic(0, 1)"), _layout("chunk(1)")
+    shared = TransferPlan(source, target, 4)
+
+    def move(rank: int) -> list[list[torch.Tensor]]:
+        plans = [shared if rank == 0 else TransferPlan(source, target, 4) for _ in range(4)]
+        return execute_all(
+            [
+                Transfer(plan, random_shards(source, seed=k).get(rank, []), dtype=torch.float32)
+                for k, plan in enumerate(plans)
+            ]
+        )
+
+    results = simulate(move, 3).results
+    for k in range(4):
+        found = assemble(target, {rank: held[k] for rank, held in enumerate(results)})
+        torch.testing.assert_close(found, assemble(source, random_shards(source, seed=k)))
 
 
 def test_no_tensors_are_no_exchange() -> None:

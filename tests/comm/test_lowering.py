@@ -161,6 +161,30 @@ def test_tensors_of_one_pattern_share_a_collective(monkeypatch: pytest.MonkeyPat
     }
 
 
+def test_tensors_that_differ_in_source_or_dtype_do_not_share_a_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting = _Counting(monkeypatch)
+    everywhere = _layout("replicate()")
+    cases = [
+        (_layout("on_rank(1)"), everywhere, torch.float32),
+        (_layout("on_rank(2)"), everywhere, torch.float32),
+        (_layout("partial()"), everywhere, torch.float32),
+        (_layout("partial()"), everywhere, torch.bfloat16),
+    ]
+    _check(cases)
+    assert counting.calls == {"broadcast": 8, "all_reduce": 8}
+
+
+def test_a_target_with_empty_boxes_beside_the_whole_is_no_collective() -> None:
+    """Each rank has two local tensors then, of which the first is empty."""
+    halves = [Box((0,), (2,)), Box((2,), (4,))]
+    source = Layout((4,), halves, [0, 1])
+    empty, whole = Box((0,), (0,)), Box((0,), (4,))
+    target = Layout((4,), [empty, empty, whole, whole], [0, 1, 0, 1])
+    assert recognise(TransferPlan(source, target, 4), (0, 1)) is None
+
+
 def test_a_cap_keeps_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = _Counting(monkeypatch)
     plan = TransferPlan(_layout("chunk(0)"), _layout("replicate()"), 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardwise
-from shardwise.comm import communicator
+from shardwise.comm import communicator, should_check
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
 from shardwise.errors import AbsentRanksError, ArgumentValueError, RankFailure
 
@@ -129,6 +129,48 @@ def test_agreements_work_as_on_real_ranks() -> None:
     first, *others = simulate(differ, 4).results
     assert "ranks 0, 1: 0; ranks 2, 3: 1" in first
     assert others == [first] * 3
+
+
+def test_groups_of_the_same_ranks_are_one_group() -> None:
+    def meet(rank: int) -> list[list[object]]:
+        world = _world()
+        return [world.gather_objects(rank), world.subgroup([0, 1]).gather_objects(rank + 10)]
+
+    assert simulate(meet, 2).results == [[[0, 1], [10, 11]]] * 2
+
+
+def test_ranks_that_meet_in_different_calls_are_told() -> None:
+    def differ(rank: int) -> None:
+        if rank == 0:
+            _world().broadcast(torch.zeros(1), 0)
+        else:
+            _world().all_reduce(torch.zeros(1), "sum")
+
+    with pytest.raises(RankFailure, match="ranks meet in different calls"):
+        simulate(differ, 2)
+
+
+def test_settings_of_the_caller_hold_for_the_ranks() -> None:
+    with shardwise.set_check("debug"):
+        assert simulate(lambda rank: should_check(hot=True), 2).results == [True, True]
+    assert simulate(lambda rank: should_check(hot=True), 2).results == [False, False]
+
+
+def test_a_rank_goes_on_after_it_was_told_of_an_absent_one() -> None:
+    def go_on(rank: int) -> float:
+        if rank == 0:
+            with pytest.raises(AbsentRanksError):
+                _world().compare(b"x", timeout=1)
+            flight = _world().flight()
+            flight.send(1, torch.ones(1))
+            return 0.0
+        heard = torch.zeros(1)
+        flight = _world().flight()
+        flight.receive(0, heard)
+        flight.land(0)
+        return heard.item()
+
+    assert simulate(go_on, 2).results == [0.0, 1.0]
 
 
 def test_a_thousand_ranks_are_no_problem() -> None:

@@ -65,9 +65,10 @@ class Batch:
 
 def batched(loads: Sequence[Load], wire: torch.device) -> list[Load | Batch]:
     """The same loads, small ones in batches; the same on every rank."""
-    alike: dict[tuple[int, torch.dtype], list[Load]] = defaultdict(list)
+    # By the plan's value: which plans are one object may differ from rank to rank.
+    alike: dict[tuple[TransferPlan, torch.dtype], list[Load]] = defaultdict(list)
     for load in loads:
-        alike[id(load.plan), load.dtype].append(load)
+        alike[load.plan, load.dtype].append(load)
     found: list[Load | Batch] = []
     for group in alike.values():
         if len(group) >= _FEWEST and _is_small(group[0].plan):

@@ -20,7 +20,7 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
 from shardwise.comm.load import Load, Transfer
-from shardwise.comm.load_check import check_transfer
+from shardwise.comm.load_check import check_apart, check_transfer
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
@@ -78,6 +78,8 @@ def execute_all(
             check_transfer(None, members.rank)
         for transfer in transfers:
             loads.append(Load(transfer, members))
+        if any([transfer.out is not None for transfer in transfers]):
+            check_apart(transfers, members.rank)
         # Alone, or under a cap: messages as they are. Otherwise some may go together.
         if max_bytes is not None or (len(loads) == 1 and not COLLECTIVES.get(members.backend)):
             program = _program(loads, max_bytes, members)

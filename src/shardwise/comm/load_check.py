@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
-__all__ = ["check_arguments", "check_transfer"]
+__all__ = ["check_apart", "check_arguments", "check_transfer"]
 
 
 def check_transfer(transfer: object, rank: int) -> None:
@@ -39,7 +39,15 @@ def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch
     _check_tensors(transfer.shards, shapes.source, rank, f"{name!r} shards")
     if out is not None:
         _check_tensors(out, shapes.target, rank, f"{name!r} out")
-        _check_apart(transfer.shards, out, rank, name)
+        for tensor in out:
+            if tensor.is_conj() or tensor.is_neg():
+                raise LayoutError(
+                    f"{name!r} out",
+                    rank=rank,
+                    expected="tensors whose memory is their values",
+                    got="a conjugate or negative view",
+                    fix="Pass a tensor of its own, e.g. torch.empty_like(tensor).",
+                )
     return _common_dtype(transfer, rank)
 
 
@@ -86,6 +94,10 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
     plan, name = transfer.plan, transfer.name
     dtypes = {tensor.dtype for tensor in (*transfer.shards, *(transfer.out or ()))}
     if transfer.dtype is not None:
+        if not isinstance(transfer.dtype, torch.dtype):
+            raise ArgumentTypeError(
+                f"{name!r} dtype", rank=rank, expected="a torch.dtype", got=repr(transfer.dtype)
+            )
         dtypes.add(transfer.dtype)
     if len(dtypes) != 1:
         raise ArgumentTypeError(
@@ -112,16 +124,36 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
     return dtype
 
 
-def _check_apart(
-    shards: Sequence[torch.Tensor], out: Sequence[torch.Tensor], rank: int, name: str
-) -> None:
-    """Raises if an output shares memory with a source, which would be lost half-way."""
-    storages = {t.untyped_storage().data_ptr() for t in shards if t.numel()}
-    if any(t.numel() and t.untyped_storage().data_ptr() in storages for t in out):
-        raise LayoutError(
-            f"{name!r} out",
-            rank=rank,
-            expected="tensors that share no memory with the shards",
-            got="one that does",
-            fix="Pass new tensors, or leave out= away.",
-        )
+def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
+    """Raises if an output shares memory with a shard or another output of the same exchange.
+
+    Either would lose data half-way. Looks at the span of memory between first and last element.
+    """
+    taken = [
+        (*span, f"{transfer.name!r} shards")
+        for transfer in transfers
+        for span in map(_span, transfer.shards)
+    ]
+    for transfer in transfers:
+        for tensor in transfer.out or ():
+            start, stop = _span(tensor)
+            for other_start, other_stop, what in taken:
+                if start < other_stop and other_start < stop:
+                    raise LayoutError(
+                        f"{transfer.name!r} out",
+                        rank=rank,
+                        expected="memory that nothing else in the exchange uses",
+                        got=f"a tensor that shares memory with {what}",
+                        fix="Pass new tensors, or leave out= away.",
+                    )
+            taken.append((start, stop, f"{transfer.name!r} out"))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last address of the tensor's elements; nothing if it has none."""
+    if not tensor.numel():
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()

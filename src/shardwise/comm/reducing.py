@@ -35,6 +35,8 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp, *, what: str) -> None:
         reason = "a dtype with an order"
     if op != "product" and dtype == torch.uint64:
         reason = "a dtype that torch can add and compare"
+    if op in ("sum", "avg") and dtype == torch.float8_e8m0fnu:
+        reason = "a dtype with a zero"
     if reason is not None:
         raise OpError(
             f"{what}, pending {op}", expected=reason, got=dtype, fix="Convert the tensor first."
@@ -75,7 +77,7 @@ def _extreme(dtype: torch.dtype, *, lowest: bool) -> Any:
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         return limits.min if lowest else limits.max
-    if dtype in _WIDER:  # most of these have no infinity
+    if dtype in _WIDER and dtype != torch.float8_e5m2:  # which has infinities
         limit = torch.finfo(dtype)
         return limit.min if lowest else limit.max
     return -torch.inf if lowest else torch.inf

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import defaultdict, deque
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
@@ -87,6 +88,7 @@ class _World:
         self.world_size, self.backend = world_size, backend
         self.traffic = Traffic()
         self.group_keys: dict[GroupRanks, int] = {}
+        self.num_meetings: dict[tuple[int, int], int] = defaultdict(int)  # by group and rank
         self.mail: dict[Hashable, deque[torch.Tensor]] = defaultdict(deque)
         self.meetings: dict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._batons = [threading.Semaphore(0) for _ in range(world_size)]
@@ -96,12 +98,15 @@ class _World:
         self._unfinished = world_size
         self._over = threading.Semaphore(0)
         self._failures: dict[int, BaseException] = {}
-        self._is_stuck = False
+        self._stuck: set[int] = set()  # ranks that are told so when they go on
 
     def run(self, fn: Callable[..., Result], args: tuple[Any, ...]) -> list[Result]:
         results: dict[int, Result] = {}
 
-        def play(rank: int) -> None:
+        def play(rank: int, context: Context) -> None:
+            context.run(play_in_context, rank)
+
+        def play_in_context(rank: int) -> None:
             self._batons[rank].acquire()
             self._running = rank
             simulated_rank.set(SimulatedCommunicator(self, rank, range(self.world_size)))
@@ -114,7 +119,13 @@ class _World:
                 self._pass_on()
 
         threads = [
-            threading.Thread(target=play, args=(rank,), name=f"simulated rank {rank}", daemon=True)
+            # With the caller's settings, such as set_check() in a with block.
+            threading.Thread(
+                target=play,
+                args=(rank, copy_context()),
+                name=f"simulated rank {rank}",
+                daemon=True,
+            )
             for rank in range(self.world_size)
         ]
         for thread in threads:
@@ -131,12 +142,14 @@ class _World:
         """Lets others run until somebody has called `notify(key)` and `is_there()`."""
         rank = self._running
         while not is_there():
-            if self._is_stuck:
+            if rank in self._stuck:
+                self._stuck.discard(rank)
                 raise _Deadlock(why)
             self._waiting[key] = rank, why
             self._pass_on()
             self._batons[rank].acquire()
             self._running = rank
+        self._stuck.discard(rank)
 
     def notify(self, key: Hashable) -> None:
         """Puts the rank that waits for `key`, if any, in line."""
@@ -147,7 +160,7 @@ class _World:
     def _pass_on(self) -> None:
         """Gives the baton to the next in line; wakes everybody if all wait for each other."""
         if not self._in_line and self._waiting:
-            self._is_stuck = True
+            self._stuck.update(rank for rank, _ in self._waiting.values())
             self._in_line.extend(rank for rank, _ in self._waiting.values())
             self._waiting.clear()
         if self._in_line:
@@ -186,7 +199,6 @@ class SimulatedCommunicator:
         self.backend = world.backend
         self.wire_device = torch.device("cpu")
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
-        self._num_meetings = 0
 
     @property
     def traffic(self) -> Traffic:
@@ -246,7 +258,8 @@ class SimulatedCommunicator:
         try:
             return self._meet("compare", digest)
         except _Deadlock:
-            here = self._world.meetings[self._key, self._num_meetings - 1]
+            number = self._world.num_meetings[self._key, self.rank] - 1
+            here = self._world.meetings[self._key, number]
             absent = [rank for rank in self.ranks if rank not in here]
             raise AbsentRanksError(
                 f"{ranks_text(absent)} did not come to an agreement",
@@ -260,17 +273,22 @@ class SimulatedCommunicator:
 
     def _meet(self, what: str, value: Any) -> list[Any]:
         """Everybody's value, in order of group rank, once all have come."""
-        number = self._num_meetings
-        self._num_meetings += 1
+        number = self._world.num_meetings[self._key, self.rank]
+        self._world.num_meetings[self._key, self.rank] += 1
         here = self._world.meetings[self._key, number]
-        here[self.rank] = value
+        here[self.rank] = what, value
         if len(here) == len(self.ranks):
             for peer in self.ranks:
                 self._world.notify((self._key, number, peer))
         key = (self._key, number, self.rank)
         missing = f"the others in {what} of {ranks_text(self.ranks.ranks)}"
         self._world.wait(key, missing, lambda: len(here) == len(self.ranks))
-        return [here[rank] for rank in self.ranks]
+        calls = {rank: here[rank][0] for rank in self.ranks}
+        if len(set(calls.values())) > 1:
+            raise AssertionError(f"ranks meet in different calls: {calls}")
+        found = [here[rank][1] for rank in self.ranks]
+        self._world.meetings.pop((self._key, number - 1), None)  # which everybody has left
+        return found
 
 
 class _SimulatedFlight:

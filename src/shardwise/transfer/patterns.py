@@ -27,7 +27,8 @@ def recognise(plan: TransferPlan, ranks: tuple[int, ...]) -> Pattern | None:
     source, target = plan.source, plan.target
     if len(ranks) < 2 or 0 in source.shape or target.pending is not None:
         return None
-    spread = target.is_replicated and _is_over(target, ranks)
+    # One entry a rank: an empty box beside the whole one would be another local tensor.
+    spread = target.is_replicated and _is_over(target, ranks) and len(target) == len(ranks)
     if source.pending is not None:
         if not _is_one_addend_each(source, ranks):
             return None

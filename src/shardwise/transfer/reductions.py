@@ -51,6 +51,10 @@ class _Problem:
                 held[rank].append(term)
         return held
 
+    def is_plain(self, held: Mapping[int, Sequence[int]]) -> bool:
+        """Whether every rank holds one addend and nobody else does: then all of them send it."""
+        return len(held) == len(self.addends) and all(len(terms) == 1 for terms in held.values())
+
     def least(self) -> int:
         """Regions that have to change ranks at the least. [Note: two steps]"""
         held = self.held
@@ -58,10 +62,13 @@ class _Problem:
         if complete & self.wanted.keys():
             return len(self.wanted.keys() - complete)
         able = [rank for rank in self.wanted if rank in held]
-        if able:
+        if self.is_plain(held):
+            least = len(self.addends)
+        elif able:
             least = min(len(_cover(held, len(self.addends), first=rank)) for rank in able)
-            return least + len(self.wanted) - 2
-        return len(_cover(held, len(self.addends))) + len(self.wanted) - 1
+        else:
+            least = len(_cover(held, len(self.addends)))
+        return least + len(self.wanted) - (2 if able else 1)
 
 
 def reductions(source: Layout, target: Layout, regions: Regions) -> Moves:
@@ -161,16 +168,15 @@ class _Writer:
                 self._spread(box, wanted[giver], [wanted[rank]], giver)
             return
         reducers = sorted(rank for rank in wanted if rank in held)
-        if reducers:
+        is_plain = problem.is_plain(held)
+        if reducers and not is_plain:
             sizes = {r: len(_cover(held, num_terms, first=r)) for r in reducers}
-            reducers = [r for r in reducers if sizes[r] == min(sizes.values())]
-        else:
-            reducers = sorted(wanted)
+            fewest = min(sizes.values())
+            reducers = [r for r in reducers if sizes[r] == fewest]
+        reducers = reducers or sorted(wanted)
         turn %= len(reducers)
         reducers = reducers[turn:] + reducers[:turn]  # so that small regions take turns
-        # Where each rank holds one addend and nobody else does, all reducers cover alike.
-        is_plain = len(held) == num_terms and all(len(terms) == 1 for terms in held.values())
-        plain = _cover(held, num_terms) if is_plain else None
+        plain = {rank: held[rank] for rank in sorted(held)} if is_plain else None
         for rank, parts in zip(reducers, _even_parts(box, len(reducers)), strict=True):
             for part in parts:
                 first = rank if rank in held else None
