@@ -275,3 +275,17 @@ def test_large_plans_leave_the_cache_first() -> None:
     assert large.moves.nbytes > 1000
     cache.get(columns, rows, 4)
     assert cache.get(rows, columns, 4) is not large
+
+
+def test_equal_layouts_are_found_by_identity_the_second_time() -> None:
+    rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
+    cache = _PlanCache(max_plans=2, max_bytes=1 << 20)
+    plan = cache.get(rows, rows, 4)
+    for _ in range(20):  # more than there is room for
+        again = Layout(rows.shape, list(rows.boxes), rows.owners)
+        assert cache.get(again, rows, 4) is plan
+        assert cache._by_id[id(again), id(rows), 4][0] is plan
+        assert len(cache._by_id) <= 8
+    for itemsize in range(1, 4):
+        cache.get(rows, rows, itemsize)
+    assert all(known[0] in cache._plans.values() for known in cache._by_id.values())

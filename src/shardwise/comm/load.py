@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Load", "Transfer"]
 
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
 
 class Transfer(NamedTuple):
     """One tensor to move: its plan and what this rank holds of it.
@@ -64,12 +66,15 @@ class Load:
         for number, shard in enumerate(given):
             if shard.requires_grad or shard.is_neg() or dtype.is_complex:
                 self.shards[number] = _plain(shard)
-            self.is_on_wire &= shard.device == wire
+            if shard.device != wire:
+                self.is_on_wire = False
         if out is not None:
             self.outputs = [tensor.detach() for tensor in out]
+        elif device is None and self.shards:
+            self.outputs = [self.shards[0].new_empty(shape) for shape in shapes.target]
+            return  # on the device of the shards
         else:
-            if device is None:
-                device = given[0].device if given else wire
+            device = wire if device is None else device
             self.outputs = [
                 torch.empty(shape, dtype=dtype, device=device) for shape in shapes.target
             ]
@@ -88,12 +93,12 @@ def _fit(tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype |
     for tensor, shape in zip(tensors, shapes, strict=True):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
             return False
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        if tensor.layout is not torch.strided or tensor.is_meta:
             return False
         dtype = tensor.dtype if dtype is None else dtype
         if tensor.dtype is not dtype:
             return False
-    return dtype is not None
+    return dtype is not None and dtype not in _QUANTIZED
 
 
 def _plain(shard: torch.Tensor) -> torch.Tensor:
