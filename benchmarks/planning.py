@@ -215,9 +215,7 @@ def main() -> None:
         ("irregular 3-D", REPEATED, 1e-4),
     ):
         report.check_bar(name, size=SIZES[-1], system=system, limit_s=limit_s)
-    report.print_table()
-    if options.json is not None:
-        report.write_json(options.json)
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -156,6 +156,12 @@ class Report:
             }
             yield f"{name}\nfrom {min(p['from'] for p in found.values()):,}", cells
 
+    def finish(self) -> None:
+        """Prints everything, and writes it where the command line says."""
+        self.print_table()
+        if self.options.json is not None:
+            self.write_json(self.options.json)
+
     def write_json(self, path: Path) -> None:
         """Writes everything that was measured, every sample, and facts of the machine."""
         content = {

@@ -391,9 +391,7 @@ def main() -> None:
         print(f"{world_size} ranks ...", file=sys.stderr)
         report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
     add_bars(report)
-    report.print_table()
-    if options.json is not None:
-        report.write_json(options.json)
+    report.finish()
 
 
 if __name__ == "__main__":

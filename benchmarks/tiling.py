@@ -139,9 +139,7 @@ def main() -> None:
     for name, limit_s in (("square grid", 0.1), ("irregular 2-D", 1.0), ("irregular 3-D", 1.0)):
         for system in OURS:
             report.check_bar(name, size=SIZES[-1], system=system, limit_s=limit_s)
-    report.print_table()
-    if options.json is not None:
-        report.write_json(options.json)
+    report.finish()
 
 
 if __name__ == "__main__":

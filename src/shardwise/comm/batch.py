@@ -44,8 +44,6 @@ class Batch:
         self.is_on_wire = True
         self.shards = [
             torch.stack([load.shards[k].to(wire) for load in loads])
-            if not all(load.is_on_wire for load in loads)
-            else torch.stack([load.shards[k] for load in loads])
             for k in range(len(first.shards))
         ]
         self.outputs = [

@@ -20,7 +20,7 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
 from shardwise.comm.load import Load, Transfer
-from shardwise.comm.load_check import check_apart, check_transfer
+from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
@@ -74,8 +74,7 @@ def execute_all(
     program, problem = None, None
     loads: list[Load] = []
     try:
-        if not isinstance(transfers, list | tuple) or isinstance(transfers, Transfer):
-            check_transfer(None, members.rank)
+        check_list(transfers, members.rank)
         for transfer in transfers:
             loads.append(Load(transfer, members))
         if any([transfer.out is not None for transfer in transfers]):
@@ -178,14 +177,10 @@ def _run_round(round_: Round, loads: Loads, members: Communicator) -> None:
         else:
             flight.send(message.peer, _packed(message, loads, wire))
     flight.launch()
-    if len(round_.copies) == 1:
-        tensor, source, target = round_.copies[0]
-        loads[tensor].at(target).copy_(loads[tensor].at(source))
-    else:
-        _copy(
-            [loads[tensor].at(target) for tensor, _, target in round_.copies],
-            [loads[tensor].at(source) for tensor, source, _ in round_.copies],
-        )
+    _copy(
+        [loads[tensor].at(target) for tensor, _, target in round_.copies],
+        [loads[tensor].at(source) for tensor, source, _ in round_.copies],
+    )
     heard: dict[int, list[torch.Tensor]] = {}  # boxes of the messages that have landed
 
     def boxes_of(number: int) -> list[torch.Tensor]:

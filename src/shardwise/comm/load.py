@@ -53,12 +53,11 @@ class Load:
         if not plan.rank_set <= members.ranks.members:
             members.ranks.check_members(plan.ranks, what="the plan's layouts")
         shapes = plan.shapes_of(members.rank)
-        if out is not None or plan.is_reduced or not _fit(given, shapes.source, dtype):
+        quick = _quick_dtype(given, shapes.source, dtype, plan.itemsize)
+        if quick is None or out is not None or plan.has_pending:
             dtype = check_arguments(transfer, shapes, members.rank)
-        elif dtype is None:
-            dtype = given[0].dtype
-        if dtype.itemsize != plan.itemsize:
-            check_arguments(transfer, shapes, members.rank)
+        else:
+            dtype = quick
         self.plan, self.dtype = plan, dtype
         wire = members.wire_device
         self.shards = list(given)
@@ -86,19 +85,25 @@ class Load:
         return shard if place.region is None else shard[place.region]
 
 
-def _fit(tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype | None) -> bool:
-    """Whether these are dense tensors of the shapes and one dtype; quick, and says no more."""
+def _quick_dtype(
+    tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype | None, itemsize: int
+) -> torch.dtype | None:
+    """The dtype, if these are dense tensors of the shapes and of one dtype of that size.
+
+    Quick, and says no more: for anything else `check_arguments` finds the words.
+    """
     if type(tensors) not in (list, tuple) or len(tensors) != len(shapes):
-        return False
+        return None
     for tensor, shape in zip(tensors, shapes, strict=True):
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
-            return False
+            return None
         if tensor.layout is not torch.strided or tensor.is_meta:
-            return False
+            return None
         dtype = tensor.dtype if dtype is None else dtype
         if tensor.dtype is not dtype:
-            return False
-    return dtype is not None and dtype not in _QUANTIZED
+            return None
+    is_right = type(dtype) is torch.dtype and dtype not in _QUANTIZED and dtype.itemsize == itemsize
+    return dtype if is_right else None
 
 
 def _plain(shard: torch.Tensor) -> torch.Tensor:

@@ -19,18 +19,29 @@ if TYPE_CHECKING:
 __all__ = ["check_apart", "check_arguments", "check_transfer"]
 
 
+def check_list(transfers: object, rank: int) -> None:
+    """Raises unless it is a list; a Transfer, which is a tuple, is none."""
+    if not isinstance(transfers, list | tuple) or hasattr(transfers, "plan"):
+        raise _no_transfer("transfers", "a list of Transfer", transfers, rank)
+
+
 def check_transfer(transfer: object, rank: int) -> None:
     """Raises unless it is a `Transfer` with a plan."""
     plan = getattr(transfer, "plan", None)
     if not isinstance(plan, TransferPlan):
-        raise ArgumentTypeError(
-            "transfer",
-            rank=rank,
-            expected="a Transfer with a TransferPlan",
-            got=type(transfer if plan is None else plan).__name__,
-            fix="Make the plan with shardwise.plan_reshard(source_layout, target_layout, "
-            "itemsize); for several tensors, pass a list of shardwise.comm.Transfer.",
-        )
+        got = transfer if plan is None else plan
+        raise _no_transfer("transfer", "a Transfer with a TransferPlan", got, rank)
+
+
+def _no_transfer(what: str, expected: str, got: object, rank: int) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        what,
+        rank=rank,
+        expected=expected,
+        got=type(got).__name__,
+        fix="Make the plan with shardwise.plan_reshard(source_layout, target_layout, itemsize); "
+        "for several tensors, pass a list of shardwise.comm.Transfer.",
+    )
 
 
 def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch.dtype:
@@ -129,30 +140,30 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
 
     Either would lose data half-way. Looks at the span of memory between first and last element.
     """
-    taken = [
-        (*span, f"{transfer.name!r} shards")
+    spans = [
+        (*_span(tensor), is_out, f"{transfer.name!r} {'out' if is_out else 'shards'}")
         for transfer in transfers
-        for span in map(_span, transfer.shards)
+        for is_out, tensors in ((False, transfer.shards), (True, transfer.out or ()))
+        for tensor in tensors
+        if tensor.numel()
     ]
-    for transfer in transfers:
-        for tensor in transfer.out or ():
-            start, stop = _span(tensor)
-            for other_start, other_stop, what in taken:
-                if start < other_stop and other_start < stop:
-                    raise LayoutError(
-                        f"{transfer.name!r} out",
-                        rank=rank,
-                        expected="memory that nothing else in the exchange uses",
-                        got=f"a tensor that shares memory with {what}",
-                        fix="Pass new tensors, or leave out= away.",
-                    )
-            taken.append((start, stop, f"{transfer.name!r} out"))
+    last: dict[bool, tuple[int, str]] = {}  # shards, outputs: where the furthest of them ends
+    for start, stop, is_out, name in sorted(spans):
+        for other_is_out, (end, other) in last.items():
+            if start < end and (is_out or other_is_out):
+                out, what = (name, other) if is_out else (other, name)
+                raise LayoutError(
+                    out,
+                    rank=rank,
+                    expected="memory that nothing else in the exchange uses",
+                    got=f"a tensor that shares memory with {what}",
+                    fix="Pass new tensors, or leave out= away.",
+                )
+        last[is_out] = max(last.get(is_out, (0, "")), (stop, name))
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last address of the tensor's elements; nothing if it has none."""
-    if not tensor.numel():
-        return 0, 0
+    """First address of the tensor's elements, and the one after the last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)
     start = tensor.data_ptr()

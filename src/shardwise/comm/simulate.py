@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import ReduceOp
 
-__all__ = ["SimulatedCommunicator", "Simulation", "Traffic", "simulate"]
+__all__ = ["LinkTraffic", "SimulatedCommunicator", "Simulation", "simulate"]
 
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 
 @dataclass(slots=True, repr=False)
-class Traffic:
+class LinkTraffic:
     """What crossed every link (src, dst). Collectives count as the messages that they stand for."""
 
     bytes: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
@@ -53,7 +53,7 @@ class Traffic:
         return sum(self.bytes.values())
 
     def __repr__(self) -> str:
-        return f"Traffic({self.total_bytes} bytes on {len(self.bytes)} links)"
+        return f"LinkTraffic({self.total_bytes} bytes on {len(self.bytes)} links)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Simulation(Generic[Result]):
     """Every rank's result, in rank order, and what they sent each other."""
 
     results: list[Result]
-    traffic: Traffic
+    traffic: LinkTraffic
 
 
 def simulate(
@@ -86,7 +86,7 @@ class _World:
 
     def __init__(self, world_size: int, backend: str) -> None:
         self.world_size, self.backend = world_size, backend
-        self.traffic = Traffic()
+        self.traffic = LinkTraffic()
         self.group_keys: dict[GroupRanks, int] = {}
         self.num_meetings: dict[tuple[int, int], int] = defaultdict(int)  # by group and rank
         self.mail: dict[Hashable, deque[torch.Tensor]] = defaultdict(deque)
@@ -201,7 +201,7 @@ class SimulatedCommunicator:
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> LinkTraffic:
         """Of the whole world so far."""
         return self._world.traffic
 

@@ -1,7 +1,14 @@
 """Layer 1: boxes, cuts, tilings, layouts. Pure; knows numpy and nothing of torch."""
 
 from shardwise.geometry.box import Box, Boxes
-from shardwise.geometry.layout import REDUCE_OPS, Entry, Grid, Layout, ReduceOp
+from shardwise.geometry.layout import (
+    REDUCE_OPS,
+    Entry,
+    Grid,
+    Layout,
+    ReduceOp,
+    check_layout,
+)
 from shardwise.geometry.overlap import intersecting_pairs, overlapping_pairs
 from shardwise.geometry.splits import (
     block_cuts,
@@ -22,6 +29,7 @@ __all__ = [
     "ReduceOp",
     "TilingReport",
     "block_cuts",
+    "check_layout",
     "check_tiling",
     "even_cuts",
     "flat_range_boxes",

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from shardwise.arguments import whole_number
-from shardwise.errors import LayoutError
+from shardwise.errors import ArgumentTypeError, LayoutError
 from shardwise.geometry.box import Box, Boxes, Ints, as_shape, frozen_ints
 from shardwise.geometry.tiling import check_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp"]
+__all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp", "check_layout"]
 
 _MOST_PADDING = 64  # padded size of a Grid, in units of the layout's
 ReduceOp = Literal["sum", "avg", "max", "min", "product"]
@@ -225,6 +225,11 @@ class Layout:
             new[1:-1] |= column[1:] != column[:-1]
         return frozen_ints(np.flatnonzero(new))
 
+    @property
+    def has_every_box_once(self) -> bool:
+        """Whether no box stands in two entries: no replicas, no addends."""
+        return len(self.box_rows) > len(self)
+
     @cached_property
     def num_terms(self) -> Ints:
         """Number of different terms of each distinct box, (boxes,); ones if nothing is pending."""
@@ -401,6 +406,17 @@ def _grid_cuts(starts: Ints, shape: tuple[int, ...]) -> list[Ints] | None:
     columns = (column.reshape(cells) for column in starts.T)
     is_grid = all((a == b).all() for a, b in zip(columns, lows, strict=True))
     return cuts if is_grid else None
+
+
+def check_layout(value: object, what: str) -> None:
+    """Raises an error about `what` unless it is a Layout; most pass a spec."""
+    if not isinstance(value, Layout):
+        raise ArgumentTypeError(
+            what,
+            expected="a Layout",
+            got=type(value).__name__,
+            fix="Call spec.layout(shape) first.",
+        )
 
 
 def _restore(

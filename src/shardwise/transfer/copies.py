@@ -63,7 +63,7 @@ def num_not_held(source: Layout, target: Layout, regions: Regions) -> Ints:
 
 def _on_every_rank(target: Layout, regions: Regions) -> tuple[Regions, Ints]:
     """The regions, each once for every row of its target box, and these rows."""
-    if len(target.box_rows) > len(target):  # every box once: the usual case, without a copy
+    if target.has_every_box_once:  # the usual case, without a copy
         return regions, regions.target_box
     first, count = target.box_rows[:-1], np.diff(target.box_rows)
     pick, rows = ragged(first[regions.target_box], count[regions.target_box])

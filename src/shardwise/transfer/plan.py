@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwise.arguments import whole_number
-from shardwise.errors import ArgumentTypeError, PlanError
-from shardwise.geometry import Boxes, Layout
+from shardwise.errors import PlanError
+from shardwise.geometry import Boxes, Layout, check_layout
 from shardwise.transfer.copies import copies, num_not_held
 from shardwise.transfer.explain import explain_plan
 from shardwise.transfer.moves import Moves
@@ -61,14 +61,8 @@ class TransferPlan:
     itemsize: int
 
     def __init__(self, source: Layout, target: Layout, itemsize: int) -> None:
-        for name, layout in (("source", source), ("target", target)):
-            if not isinstance(layout, Layout):
-                raise ArgumentTypeError(
-                    f"{name} of a plan",
-                    expected="a Layout",
-                    got=type(layout).__name__,
-                    fix="Call spec.layout(shape) first.",
-                )
+        check_layout(source, "source of a plan")
+        check_layout(target, "target of a plan")
         if source.shape != target.shape:
             raise PlanError(
                 "layouts of a plan",
@@ -125,7 +119,7 @@ class TransferPlan:
 
     def _is_reduced(self, regions: Regions) -> np.ndarray:
         """Which regions have several terms on either side."""
-        if self.source.pending is None and self.target.pending is None:
+        if not self.has_pending:
             return np.zeros(len(regions), dtype=bool)
         several: np.ndarray = (self.source.num_terms[regions.source_box] > 1) | (
             self.target.num_terms[regions.target_box] > 1
@@ -148,11 +142,10 @@ class TransferPlan:
     @cached_property
     def _is_separable(self) -> bool:
         """Whether no choice depends on the whole: nothing is pending and no source box is twice."""
-        has_replicas = len(self.source.box_rows) <= len(self.source)
-        return not has_replicas and self.target.pending is None
+        return self.source.has_every_box_once and self.target.pending is None
 
     @cached_property
-    def is_reduced(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether anything is pending before or after."""
         return self.source.pending is not None or self.target.pending is not None
 

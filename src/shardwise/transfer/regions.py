@@ -94,7 +94,7 @@ class BoxJoin:
     def _boxes(self) -> tuple[Boxes, Boxes]:
         """The distinct boxes of both layouts."""
         before, after = (
-            layout.boxes if _has_every_box_once(layout) else layout.boxes[layout.box_rows[:-1]]
+            layout.boxes if layout.has_every_box_once else layout.boxes[layout.box_rows[:-1]]
             for layout in (self.source, self.target)
         )
         return before, after
@@ -211,12 +211,7 @@ def _distinct_box(layout: Layout, cell: Sequence[Ints], num_cells: int) -> Ints:
     """Index among the distinct boxes of each of these cells, row-major, (num_cells,)."""
     assert layout.grid is not None
     rows = np.broadcast_to(np.ravel(layout.grid.rows[..., 0][tuple(cell)]), num_cells)
-    return rows if _has_every_box_once(layout) else np.searchsorted(layout.box_rows, rows)
-
-
-def _has_every_box_once(layout: Layout) -> bool:
-    """Whether the rows of the layout are its distinct boxes: the usual case."""
-    return len(layout.box_rows) > len(layout)
+    return rows if layout.has_every_box_once else np.searchsorted(layout.box_rows, rows)
 
 
 def _rows_on(layout: Layout, rank: int) -> Ints:

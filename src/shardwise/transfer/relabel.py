@@ -24,7 +24,7 @@ import numpy as np
 
 from shardwise.arguments import items, whole_number, whole_numbers
 from shardwise.errors import ArgumentTypeError, PlanError
-from shardwise.geometry import Layout
+from shardwise.geometry import Layout, check_layout
 from shardwise.transfer.explain import plural
 from shardwise.transfer.moves import ragged
 from shardwise.transfer.plan import TransferPlan
@@ -74,13 +74,7 @@ class Relabelling:
 
     def apply(self, layout: Layout) -> Layout:
         """`layout` with its labels on their new ranks."""
-        if not isinstance(layout, Layout):
-            raise ArgumentTypeError(
-                "layout",
-                expected="a Layout",
-                got=type(layout).__name__,
-                fix="Call spec.layout(shape) first.",
-            )
+        check_layout(layout, "layout")
         labels = np.array(self.labels, np.int64)
         unknown = np.setdiff1d(layout.owners, labels)
         if len(unknown):
@@ -263,7 +257,6 @@ def _measured(
         plan = given
         if not change.is_identity:
             plan = TransferPlan(given.source, change.apply(given.target), given.itemsize)
-        is_reduced = plan.source.pending is not None or plan.target.pending is not None
         # Copies meet their lower bound, which is found faster than the plan.
-        total += count * (plan.total_bytes if is_reduced else plan.lower_bound)
+        total += count * (plan.total_bytes if plan.has_pending else plan.lower_bound)
     return total

@@ -11,8 +11,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from shardwise.arguments import whole_number
-from shardwise.errors import ArgumentTypeError
-from shardwise.geometry import Layout
+from shardwise.geometry import Layout, check_layout
 from shardwise.viz.drawing import GAP, Drawing, in_row
 from shardwise.viz.legend import Legend
 from shardwise.viz.notes import picture_notes
@@ -50,13 +49,7 @@ def draw_layout(
     >>> draw_layout(Layout((4,), [Box((0,), (4,))], [0])).layout.shape
     (4,)
     """
-    if not isinstance(layout, Layout):
-        raise ArgumentTypeError(
-            "layout",
-            expected="a Layout",
-            got=type(layout).__name__,
-            fix="Call spec.layout(shape) first.",
-        )
+    check_layout(layout, "layout")
     return LayoutDrawing(
         layout=layout,
         title=title,
