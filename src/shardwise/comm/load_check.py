@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
-__all__ = ["check_apart", "check_arguments", "check_transfer"]
+__all__ = ["check_apart", "check_arguments", "check_list", "check_transfer"]
 
 
 def check_list(transfers: object, rank: int) -> None:
