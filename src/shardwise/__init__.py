@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from shardwise.comm.checks import set_check
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
+    from shardwise.sharded_tensor import (
+        ShardedTensor,
+        absent,
+        as_local_rows,
+        as_replicated,
+        distribute,
+        from_callback,
+        reshard,
+    )
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -33,11 +42,17 @@ __version__ = "0.1.0"
 __all__ = [
     "Box",
     "Layout",
+    "ShardedTensor",
     "ShardwiseError",
     "TransferPlan",
+    "absent",
+    "as_local_rows",
+    "as_replicated",
     "block_cyclic",
     "chunk",
+    "distribute",
     "flat",
+    "from_callback",
     "fused",
     "grid",
     "on_rank",
@@ -48,6 +63,7 @@ __all__ = [
     "print_plan",
     "relabel",
     "replicate",
+    "reshard",
     "run_local",
     "set_check",
 ]
@@ -56,6 +72,15 @@ _HOMES = {
     "shardwise.comm.checks": ["set_check"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.sharded_tensor": [
+        "ShardedTensor",
+        "absent",
+        "as_local_rows",
+        "as_replicated",
+        "distribute",
+        "from_callback",
+        "reshard",
+    ],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

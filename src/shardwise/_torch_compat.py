@@ -6,7 +6,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from torch.distributed.remote_device import _remote_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 __all__ = [
     "MeshPlacementTypes",
     "Store",
@@ -25,10 +28,12 @@ __all__ = [
     "foreach_copy",
     "group_store",
     "mesh_placement_types",
+    "parse_to",
     "reduce_scatter_single",
     "remote_device",
     "rpc_worker_ranks",
     "start_all_gather",
+    "swap_impl",
     "tree_leaves",
 ]
 
@@ -63,6 +68,21 @@ def start_all_gather(
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
     return group._allgather_base(output, mine, options)
+
+
+def parse_to(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None, bool, torch.memory_format | None]:
+    """Device, dtype, non_blocking and memory format that arguments of `Tensor.to` say."""
+    private: Any = torch._C
+    device, dtype, non_blocking, memory_format = private._nn._parse_to(*args, **kwargs)
+    return device, dtype, non_blocking, memory_format
+
+
+def swap_impl(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Swaps what the two objects are in C++; their Python attributes stay."""
+    private: Any = torch._C
+    private._swap_tensor_impl(tensor, other)
 
 
 class MeshPlacementTypes(NamedTuple):

@@ -34,6 +34,7 @@ def agree(
     group: Communicator,
     hot: bool = False,
     problem: Exception | None = None,
+    phrases: Mapping[str, str] | None = None,
 ) -> None:
     """Returns once every rank of the group is known to have made this call with these values.
 
@@ -41,6 +42,7 @@ def agree(
     false. Values are compared by `fingerprint.identity`. On a difference every rank raises the
     same `AgreementError`, about the call `what`. `problem` is what this rank found wrong with its
     own arguments: this rank raises it, and the others an `AgreementError` that quotes it.
+    `phrases` are added to the message where a value of that name differs.
     """
     if len(group.ranks) > 1 and should_check(hot=hot):
         own = _digest(what, values, problem)
@@ -50,7 +52,7 @@ def agree(
             error.add_note(f"Compared were the arguments of {what}.")
             raise
         if any(digest != own for digest in digests):
-            _raise(_stories(what, values, group=group, problem=problem), problem)
+            _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
     if problem is not None:
         raise problem
 
@@ -91,7 +93,7 @@ def _stories(
     return [story for story in group.gather_objects(own) if isinstance(story, _Story)]
 
 
-def _raise(stories: list[_Story], problem: Exception | None) -> None:
+def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[str, str]) -> None:
     """Raises the own `problem`, or what is to be said about all ranks."""
     if problem is not None:
         raise problem
@@ -113,7 +115,8 @@ def _raise(stories: list[_Story], problem: Exception | None) -> None:
     for name in names:
         found = [(s.rank, *s.values.get(name, ("", "(absent)"))) for s in stories]
         if len({digest for _, digest, _ in found}) > 1:
-            differing.append(f"{name} ({_by_rank(found)})")
+            phrase = f"; {phrases[name]}" if name in phrases else ""
+            differing.append(f"{name} ({_by_rank(found)}{phrase})")
     raise AgreementError(
         f"{call}: ranks differ in {', '.join(differing)}",
         fix="Pass the same on every rank of the group.",

@@ -101,6 +101,11 @@ class ProcessGroupCommunicator:
     def is_of(self, group: dist.ProcessGroup) -> bool:
         return self._reference() is group
 
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group itself; raises once it is destroyed."""
+        return self._group
+
     def flight(self) -> Flight:
         if self.backend == "gloo":
             return PostedFlight(self._group, self.ranks)

@@ -10,6 +10,7 @@ from shardwise.sharding_spec.api import (
 )
 from shardwise.sharding_spec.block_cyclic import BlockCyclicShardingSpec
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
+from shardwise.sharding_spec.fixed import FixedShardingSpec
 from shardwise.sharding_spec.flat import FlatShardingSpec
 from shardwise.sharding_spec.fused import FusedShardingSpec
 from shardwise.sharding_spec.grid import GridShardingSpec
@@ -22,6 +23,7 @@ __all__ = [
     "ChunkShardingSpec",
     "DevicePlacementSpec",
     "EnumerableShardingSpec",
+    "FixedShardingSpec",
     "FlatShardingSpec",
     "FusedShardingSpec",
     "GridShardingSpec",

@@ -55,6 +55,7 @@ class EnumerableShardingSpec(BuiltinSpec):
 
     # Not kept per shape: callers assign the placements of `shards` (TorchRec does).
     layout = ShardingSpec.layout
+    local_devices = ShardingSpec.local_devices
 
     def _pieces(self, shape: Sequence[int]) -> Pieces:
         check_tensor(distinct_shards(self.shards) if self.replicas else self.shards, shape)

@@ -29,7 +29,10 @@ from shardwise.placement import Placement, parse_placement, rank_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.distributed import ProcessGroup
+
     from shardwise.placement import PlacementLike
+    from shardwise.sharded_tensor.tensor import ShardedTensor
 
 __all__ = [
     "BuiltinSpec",
@@ -115,6 +118,20 @@ class ShardingSpec(ABC):
             error.add_note(f"while laying out a tensor of shape {sizes} by {self!s:.200}")
             raise
 
+    def shard(
+        self,
+        tensor: torch.Tensor,
+        src_rank: int = 0,
+        process_group: ProcessGroup | None = None,
+    ) -> ShardedTensor:
+        """The full `tensor` of one rank of the group, cut by this spec. All ranks call it.
+
+        As `shardwise.distribute`, which also takes a tensor that every rank has.
+        """
+        from shardwise.sharded_tensor.distributing import distribute
+
+        return distribute(tensor, self, src_rank=src_rank, process_group=process_group)
+
     def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         """Device of each local shard of `rank`, in the order of `layout(shape).boxes_of(rank)`."""
         pieces = self._pieces(as_shape(shape))
@@ -137,6 +154,7 @@ class BuiltinSpec(ShardingSpec):
             # A user's subclass that says its metadata: that is the truth, and may change.
             cls._pieces = ShardingSpec._pieces  # type: ignore[method-assign]  # on this class only
             cls.layout = ShardingSpec.layout  # type: ignore[method-assign]
+            cls.local_devices = ShardingSpec.local_devices  # type: ignore[method-assign]
 
     @abstractmethod
     def _pieces(self, shape: Sequence[int]) -> Pieces: ...
@@ -152,6 +170,17 @@ class BuiltinSpec(ShardingSpec):
 
     layout.__doc__ = ShardingSpec.layout.__doc__
 
+    def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
+        kept: dict[Any, tuple[torch.device, ...]] = self.__dict__.setdefault("_devices", {})
+        key = (as_shape(shape), rank)
+        if (devices := kept.get(key)) is None:
+            if len(kept) >= _MOST_LAYOUTS:
+                kept.clear()
+            devices = kept[key] = super().local_devices(*key)
+        return devices
+
+    local_devices.__doc__ = ShardingSpec.local_devices.__doc__
+
     def build_metadata(
         self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
     ) -> ShardedTensorMetadata:
@@ -165,7 +194,8 @@ class BuiltinSpec(ShardingSpec):
         return ShardedTensorMetadata(shards, torch.Size(tensor_sizes), tensor_properties)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_layouts"}
+        kept = ("_layouts", "_devices")
+        return {name: value for name, value in self.__dict__.items() if name not in kept}
 
 
 def check_dim(dim: object, spec: str) -> int:

@@ -1,0 +1,250 @@
+"""Exchanges that autograd sees: local tensors of one layout become those of another.
+
+[Note: every rank is in every graph] A rank that holds nothing of a tensor has a *tie* in its place:
+a tensor without elements that goes in and out of every exchange. So each rank's graph has a node
+for each exchange, and backward, which runs nodes in reverse order of creation, meets the other
+ranks at every one of them. What autograd follows on a rank, its shards or its tie, are *carriers*.
+
+[Note: gradients] The gradient of a tensor of layout L has the layout `L.bar`, and each entry holds
+the whole gradient of its box. So the way back is a reshard and sums nothing. Where replicas *enter*
+work that is split over ranks, each rank's gradient is only its own part: there the way back starts
+from addends, one per rank, and sums them as it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.comm.executor import execute
+from shardwise.errors import OpError
+from shardwise.geometry import Layout
+from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.communicator import Communicator
+
+__all__ = [
+    "Carriers",
+    "Exchange",
+    "carriers_of",
+    "exchange",
+    "make_tie",
+    "merge_terms",
+    "scale_terms",
+    "shards_of",
+    "spread_terms",
+]
+
+Carriers = tuple[torch.Tensor, ...]  # at least one
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """From one layout to another, on this rank. Devices are those of the local shards."""
+
+    source: Layout
+    target: Layout
+    source_devices: tuple[torch.device, ...]
+    target_devices: tuple[torch.device, ...]
+    members: Communicator
+    max_bytes: int | None = None
+    enters: bool = False  # whether the gradients of the result are each rank's own part
+
+    def reversed(self) -> Exchange:
+        """The way of the gradient. [Note: gradients]"""
+        rank = self.members.rank
+        return replace(
+            self,
+            enters=False,
+            source=_as_addends(self.target.bar) if self.enters else self.target.bar,
+            target=self.source.bar,
+            source_devices=_first_of_each(self.target, rank, self.target_devices),
+            target_devices=_first_of_each(self.source, rank, self.source_devices),
+        )
+
+
+def make_tie(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What stands for a tensor on a rank that holds nothing of it."""
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def carriers_of(
+    shards: Sequence[torch.Tensor], *, dtype: torch.dtype, device: torch.device
+) -> Carriers:
+    """The shards, or a new tie where there are none."""
+    return tuple(shards) or (make_tie(dtype, device),)
+
+
+def shards_of(carriers: Carriers, layout: Layout, rank: int) -> Carriers:
+    """The carriers, less the tie of a rank that holds nothing."""
+    return carriers if layout.boxes_of(rank) else ()
+
+
+def exchange(
+    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+) -> Carriers:
+    """The carriers in the target layout. Every rank of the group calls it.
+
+    Differentiable any number of times; `out`, the tensors to fill, is for values only.
+    """
+    if torch.is_grad_enabled() and any(carrier.requires_grad for carrier in carriers):
+        assert out is None
+        _check_differentiable(job)
+        found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
+        return found
+    return _moved(job, carriers, out=out)
+
+
+def _moved(
+    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+) -> Carriers:
+    rank, first = job.members.rank, carriers[0]
+    plan = plan_reshard(job.source, job.target, first.dtype.itemsize)
+    shards = shards_of(carriers, job.source, rank)
+    devices = job.target_devices
+    if out is None and len(set(devices)) > 1:
+        shapes = plan.shapes_of(rank).target
+        out = [
+            torch.empty(shape, dtype=first.dtype, device=device)
+            for shape, device in zip(shapes, devices, strict=True)
+        ]
+    device = devices[0] if devices else first.device
+    moved = execute(
+        plan,
+        shards,
+        out=out,
+        dtype=first.dtype,
+        device=None if out is not None else device,
+        group=job.members,
+        max_bytes=job.max_bytes,
+    )
+    return carriers_of(moved, dtype=first.dtype, device=device)
+
+
+def _check_differentiable(job: Exchange) -> None:
+    for layout in (job.source, job.target):
+        if layout.pending not in (None, "sum", "avg"):
+            raise OpError(
+                f"a reshard with gradient of a pending {layout.pending}",
+                rank=job.members.rank,
+                expected="nothing, or a sum or avg, to be pending",
+                fix="Detach the tensor, or reduce it first.",
+            )
+    if len(set(job.source_devices)) > 1 or len(set(job.target_devices)) > 1:
+        # Each device has a backward thread of its own, so the order of exchanges in backward
+        # would not be the same on all ranks.
+        raise OpError(
+            "a reshard with gradient of shards on several devices of one rank",
+            rank=job.members.rank,
+            expected="one device per rank",
+            got=", ".join(sorted(map(str, {*job.source_devices, *job.target_devices}))),
+            fix="Move the tensor to one device per rank first, or detach it.",
+        )
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, job: Exchange, *carriers: torch.Tensor) -> Carriers:
+        ctx.job = job
+        # Read before backward communicates: non-reentrant checkpointing then recomputes at the
+        # same node on every rank.
+        ctx.save_for_backward(carriers[0].new_empty(0))
+        return _moved(job, carriers)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        assert len(ctx.saved_tensors) == 1
+        job: Exchange = ctx.job
+        rank = job.members.rank
+        incoming = merge_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
+        outgoing = spread_terms(exchange(job.reversed(), incoming), job.source, rank)
+        return None, *scale_terms(outgoing, job.source, rank, up=False)
+
+
+def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:
+    """Gradients of terms from those of the mean that is pending, or (`up`) the other way."""
+    if layout.pending != "avg":
+        return grads
+    counts = _term_counts(layout, rank)
+    if not counts:
+        return grads
+    return tuple(
+        grad * count if up else grad / count for grad, count in zip(grads, counts, strict=True)
+    )
+
+
+def merge_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
+    """One gradient for the addends of a box that this rank holds, which are all the same."""
+    groups = _groups(layout, rank)
+    if groups is None:
+        return grads
+    found: Carriers = _Regroup.apply(groups, False, *grads)  # type: ignore[no-untyped-call]
+    return found
+
+
+def spread_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
+    """The other way round: each addend gets its box's gradient."""
+    groups = _groups(layout, rank)
+    if groups is None:
+        return grads
+    found: Carriers = _Regroup.apply(groups, True, *grads)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Regroup(torch.autograd.Function):
+    """Entries that hold the same gradient: taken once, or given to each.
+
+    Each is the other's derivative, since a gradient is never a sum over equal entries.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, groups: tuple[int, ...], to_each: bool, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.groups, ctx.to_each = groups, to_each
+        picks = groups if to_each else [groups.index(k) for k in range(groups[-1] + 1)]
+        return tuple(grads[k].clone() for k in picks)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, *_Regroup.apply(ctx.groups, not ctx.to_each, *grads)  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=256)
+def _as_addends(layout: Layout) -> Layout:
+    """The same entries, each rank's being an addend of its own."""
+    return Layout(layout.shape, layout.boxes, layout.owners, terms=layout.owners, pending="sum")
+
+
+@lru_cache(maxsize=1024)
+def _groups(layout: Layout, rank: int) -> tuple[int, ...] | None:
+    """For each local entry its position in `layout.bar`; None if they are the same."""
+    boxes = layout.boxes_of(rank)
+    if layout.pending is None or len(layout.bar.boxes_of(rank)) == len(boxes):
+        return None
+    found = [0]
+    for k in range(1, len(boxes)):  # entries of one box and rank are neighbours
+        found.append(found[-1] + (boxes[k] != boxes[k - 1]))
+    return tuple(found)
+
+
+def _first_of_each(
+    layout: Layout, rank: int, devices: tuple[torch.device, ...]
+) -> tuple[torch.device, ...]:
+    groups = _groups(layout, rank)
+    if groups is None:
+        return devices
+    return tuple(devices[groups.index(k)] for k in range(groups[-1] + 1))
+
+
+@lru_cache(maxsize=1024)
+def _term_counts(layout: Layout, rank: int) -> tuple[int, ...]:
+    """How many terms the box of each local entry has."""
+    box = layout.box_rows.searchsorted(layout.rows_of(rank), side="right") - 1
+    return tuple(layout.num_terms[box].tolist())

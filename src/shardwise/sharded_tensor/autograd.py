@@ -1,0 +1,350 @@
+"""Gradients of sharded tensors: autograd runs on the local tensors, and this file speaks for them.
+
+The gradient of a tensor has its layout with nothing pending, and every entry holds the whole
+gradient of its box ([Note: gradients] in `comm/differentiable.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.resharding import cut_state, reshard_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.sharded_tensor.state import State
+
+__all__ = ["Hook", "gradient_state", "set_requires_grad"]
+
+_Tensor: Any = torch.Tensor
+
+
+@handles(_Tensor.requires_grad.__get__)
+def _requires_grad(tensor: ShardedTensor) -> bool:
+    return tensor._state.requires_grad
+
+
+@handles(_Tensor.requires_grad_)
+def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> ShardedTensor:
+    """Sets it on every local tensor, and on the outer one."""
+    state = tensor._state
+    if requires_grad and state.layout.pending not in (None, "sum", "avg"):
+        raise OpError(
+            f"requires_grad_ of a ShardedTensor with a pending {state.layout.pending}",
+            rank=state.rank,
+            fix="Reduce it first: shardwise.reshard(st, shardwise.replicate()).",
+        )
+    for carrier in state.carriers:
+        carrier.requires_grad_(requires_grad)
+    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    return tensor
+
+
+@handles(_Tensor.requires_grad.__set__)
+def _set_requires_grad(tensor: ShardedTensor, requires_grad: bool) -> None:
+    set_requires_grad(tensor, requires_grad)
+
+
+@handles(_Tensor.is_leaf.__get__)
+def _is_leaf(tensor: ShardedTensor) -> bool:
+    return all(carrier.is_leaf for carrier in tensor._state.carriers)
+
+
+@handles(_Tensor.grad_fn.__get__)
+def _grad_fn(tensor: ShardedTensor) -> Any:
+    return tensor._state.carriers[0].grad_fn
+
+
+@handles(_Tensor.retain_grad)
+def _retain_grad(tensor: ShardedTensor) -> None:
+    for carrier in tensor._state.carriers:
+        carrier.retain_grad()
+
+
+@handles(_Tensor.retains_grad.__get__)
+def _retains_grad(tensor: ShardedTensor) -> bool:
+    return all(carrier.retains_grad for carrier in tensor._state.carriers)
+
+
+def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State | None:
+    """State of the gradient, given that of each carrier; None if no carrier has one."""
+    if all(grad is None for grad in grads):
+        return None
+    given = [
+        torch.zeros_like(carrier) if grad is None else grad
+        for carrier, grad in zip(state.carriers, grads, strict=True)
+    ]
+    merged = merge_terms(tuple(given), state.layout, state.rank)
+    spec = state.spec if state.layout.pending is None else None
+    return state.with_carriers(merged, layout=state.layout.bar, spec=spec)
+
+
+@handles(_Tensor.grad.__get__)
+def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
+    state = tensor._state
+    with torch.no_grad():
+        found = gradient_state(state, [carrier.grad for carrier in state.carriers])
+    return None if found is None else wrap(found)
+
+
+@handles(_Tensor.grad.__set__)
+def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
+    state = tensor._state
+    grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
+    if value is not None:
+        grads = _carriers_for(state, _checked_grad(state, value))
+    for carrier, grad in zip(state.carriers, grads, strict=True):
+        carrier.grad = grad
+
+
+@handles(_Tensor.grad.__delete__)
+def _delete_grad(tensor: ShardedTensor) -> None:
+    _set_grad(tensor, None)
+
+
+def _checked_grad(state: State, value: object) -> State:
+    if not isinstance(value, ShardedTensor):
+        raise ArgumentTypeError(
+            "grad of a ShardedTensor",
+            expected="a ShardedTensor or None",
+            got=type(value).__name__,
+        )
+    if value._state.layout != state.layout.bar:
+        raise ArgumentValueError(
+            "grad of a ShardedTensor",
+            rank=state.rank,
+            expected=str(state.layout.bar),
+            got=str(value._state.layout),
+            fix="Reshard it first: shardwise.reshard(grad, st).",
+        )
+    return value._state
+
+
+def _carriers_for(state: State, grad: State) -> tuple[torch.Tensor, ...]:
+    """One gradient per carrier of `state`."""
+    return spread_terms(grad.carriers, state.layout, state.rank)
+
+
+# -- running backward ------------------------------------------------------------------------------
+
+
+@handles(_Tensor.backward)
+def _backward(
+    tensor: ShardedTensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+) -> None:
+    state = tensor._state
+    leaves = None
+    if inputs is not None:
+        listed = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        leaves = [leaf for given in listed for leaf in _expanded(given)]
+    torch.autograd.backward(
+        list(state.carriers),
+        list(_incoming(state, gradient)),
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        inputs=leaves,
+    )
+
+
+def _expanded(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors that autograd knows in place of this one."""
+    return tensor._state.carriers if isinstance(tensor, ShardedTensor) else [tensor]
+
+
+def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The gradient of each carrier that backward starts with."""
+    shape = state.layout.shape
+    if gradient is None:
+        if torch.Size(shape).numel() != 1:
+            raise OpError(
+                "grad can be implicitly created only for scalar outputs",
+                rank=state.rank,
+                got=f"a ShardedTensor of shape {shape}",
+                fix="Pass gradient=, or reduce it to one element.",
+            )
+        given = tuple(torch.ones_like(carrier) for carrier in state.carriers)
+    else:
+        if tuple(gradient.shape) != shape:
+            raise ArgumentValueError(
+                "gradient of backward", rank=state.rank, expected=shape, got=tuple(gradient.shape)
+            )
+        if isinstance(gradient, ShardedTensor):
+            found = reshard_state(gradient._state, state.layout.bar, devices=state.devices)
+        else:
+            found = cut_state(gradient, state, layout=state.layout.bar)
+        given = _carriers_for(state, found)
+    return scale_terms(given, state.layout, state.rank, up=False)
+
+
+@handles(torch.autograd.grad)
+def _autograd_grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Any, ...]:
+    if is_grads_batched:
+        raise OpError("torch.autograd.grad of ShardedTensors with is_grads_batched=True")
+    sources, targets = _listed(outputs), _listed(inputs)
+    given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(sources)
+    flat_outputs: list[torch.Tensor] = []
+    flat_grads: list[torch.Tensor | None] = []
+    for output, gradient in zip(sources, given, strict=True):
+        if isinstance(output, ShardedTensor):
+            flat_outputs += output._state.carriers
+            flat_grads += _incoming(output._state, gradient)
+        else:
+            flat_outputs.append(output)
+            flat_grads.append(gradient)
+    flat = torch.autograd.grad(
+        flat_outputs,
+        [leaf for target in targets for leaf in _expanded(target)],
+        flat_grads,
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        allow_unused=allow_unused,
+        materialize_grads=materialize_grads,
+    )
+    left: list[torch.Tensor | None] = list(flat)
+    found: list[torch.Tensor | None] = []
+    for target in targets:
+        count = len(_expanded(target))
+        grads, left = left[:count], left[count:]
+        if isinstance(target, ShardedTensor):
+            state = gradient_state(target._state, grads)
+            found.append(None if state is None else wrap(state))
+        else:
+            found.append(grads[0])
+    return tuple(found)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+class Hook:
+    """A user's function on a gradient, and its hooks on the local tensors; can be removed.
+
+    Kept with the tensor, so that it follows an in-place reshard. The hooks on local tensors, which
+    the garbage collector cannot look into, refer to it weakly.
+    """
+
+    def __init__(self, fn: Callable[..., Any], owner: ShardedTensor | None) -> None:
+        self._fn = fn
+        self._owner = owner  # set: called with the tensor, once its gradient is accumulated
+        self._handles: list[Any] = []
+        self._is_removed = False
+
+    def attach(self, state: State) -> None:
+        """Follows the gradients of `state`'s local tensors, and no longer earlier ones."""
+        self._detach()
+        if self._is_removed:
+            return
+        state.hooks.append(self)
+        me = weakref.ref(self)
+        if self._owner is not None:
+            self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))
+        elif len(state.carriers) == 1:
+            only = state.carriers[0]
+            self._handles = [only.register_hook(lambda grad: _replaced(me, state, grad))]  # type: ignore[no-untyped-call]
+        else:
+            self._handles = [
+                torch.autograd.graph.register_multi_grad_hook(
+                    state.carriers, lambda grads: _shown(me, state, grads)
+                )
+            ]
+
+    def remove(self) -> None:
+        self._is_removed = True
+        self._detach()
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _after_each(carriers: Sequence[torch.Tensor], call: Callable[[], None]) -> list[Any]:
+    """Hooks that call once the gradients of all carriers are accumulated."""
+    waiting = set(range(len(carriers)))
+
+    def on(number: int) -> Callable[[torch.Tensor], None]:
+        def after(_: torch.Tensor) -> None:
+            waiting.discard(number)
+            if not waiting:
+                waiting.update(range(len(carriers)))
+                call()
+
+        return after
+
+    return [
+        carrier.register_post_accumulate_grad_hook(on(number))  # type: ignore[no-untyped-call]
+        for number, carrier in enumerate(carriers)
+    ]
+
+
+def _call_with_owner(me: weakref.ref[Hook]) -> None:
+    hook = me()
+    if hook is not None:
+        hook._fn(hook._owner)
+
+
+def _replaced(me: weakref.ref[Hook], state: State, grad: torch.Tensor) -> torch.Tensor | None:
+    hook, found = me(), gradient_state(state, [grad])
+    if hook is None or found is None:
+        return None
+    changed = hook._fn(wrap(found))
+    return None if changed is None else _carriers_for(state, _checked_grad(state, changed))[0]
+
+
+def _shown(me: weakref.ref[Hook], state: State, grads: Sequence[torch.Tensor | None]) -> None:
+    hook, found = me(), gradient_state(state, grads)
+    if hook is not None and found is not None and hook._fn(wrap(found)) is not None:
+        raise OpError(
+            "a hook of a ShardedTensor with several local shards returned a gradient",
+            rank=state.rank,
+            fix="Change the gradient in place and return None.",
+        )
+
+
+@handles(_Tensor.register_hook)
+def _register_hook(tensor: ShardedTensor, hook: Callable[..., Any]) -> Hook:
+    if not tensor._state.requires_grad:
+        raise OpError("cannot register a hook on a tensor that doesn't require gradient")
+    found = Hook(hook, None)
+    found.attach(tensor._state)
+    return found
+
+
+@handles(_Tensor.register_post_accumulate_grad_hook)
+def _register_after(tensor: ShardedTensor, hook: Callable[..., Any]) -> Hook:
+    if not _is_leaf(tensor) or not tensor._state.requires_grad:
+        raise OpError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    found = Hook(hook, tensor)
+    found.attach(tensor._state)
+    return found
+
+
+@handles(_Tensor._backward_hooks.__get__, _Tensor._post_accumulate_grad_hooks.__get__)
+def _no_hooks(tensor: ShardedTensor) -> None:
+    return None

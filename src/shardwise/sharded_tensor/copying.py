@@ -1,0 +1,162 @@
+"""Copies of sharded tensors, and values written into them."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.resharding import cut_state, replicated_state, reshard_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+
+if TYPE_CHECKING:
+    from shardwise.sharded_tensor.state import State
+
+__all__: list[str] = []
+
+_Tensor: Any = torch.Tensor
+
+
+@handles(_Tensor.clone, torch.clone)
+def _clone(
+    tensor: ShardedTensor, *, memory_format: torch.memory_format = torch.preserve_format
+) -> ShardedTensor:
+    return wrap(tensor._state.map(lambda local: local.clone(memory_format=memory_format)))
+
+
+@handles(_Tensor.detach, torch.detach)
+def _detach(tensor: ShardedTensor) -> ShardedTensor:
+    return wrap(tensor._state.map(torch.detach))
+
+
+@handles(_Tensor.detach_, torch.detach_)
+def _detach_in_place(tensor: ShardedTensor) -> ShardedTensor:
+    for carrier in tensor._state.carriers:
+        carrier.detach_()
+    call_plain(_Tensor.requires_grad_, (tensor, False), {})
+    return tensor
+
+
+@handles(_Tensor.contiguous)
+def _contiguous(
+    tensor: ShardedTensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> ShardedTensor:
+    if tensor.is_contiguous(memory_format=memory_format):
+        return tensor
+    return wrap(tensor._state.map(lambda local: local.contiguous(memory_format=memory_format)))
+
+
+@handles(_Tensor.data.__get__)
+def _data(tensor: ShardedTensor) -> ShardedTensor:
+    return wrap(tensor._state.map(lambda local: local.data))
+
+
+@handles(_Tensor.data.__set__)
+def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
+    state = tensor._state
+    if not isinstance(value, ShardedTensor):
+        raise ArgumentTypeError(
+            "data of a ShardedTensor",
+            expected="a ShardedTensor",
+            got=type(value).__name__,
+            fix="Write st.copy_(value), or shard it: shardwise.distribute(value, spec).",
+        )
+    new = value._state
+    if (new.layout, new.dtype, new.devices) == (state.layout, state.dtype, state.devices):
+        for carrier, data in zip(state.carriers, new.carriers, strict=True):
+            carrier.data = data.data
+        return
+    if not tensor.is_leaf:
+        raise OpError(
+            "data = ... of a ShardedTensor that autograd computed, in another layout",
+            rank=state.rank,
+            fix="Set the data of leaf tensors only.",
+        )
+    requires_grad = state.requires_grad
+    adopt(tensor, new.map(lambda local: local.detach().requires_grad_(requires_grad)))
+
+
+def _copied(state: State, memo: dict[int, Any]) -> State:
+    """A deep copy that shares the group and the spec, which are not data."""
+    if any(not carrier.is_leaf for carrier in state.carriers):
+        raise OpError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment",
+            rank=state.rank,
+            fix="Copy st.detach().",
+        )
+    return state.map(lambda local: copy.deepcopy(local, memo))  # gradients too
+
+
+@handles(_Tensor.__deepcopy__)
+def _deepcopy(tensor: ShardedTensor, memo: dict[int, Any]) -> ShardedTensor:
+    if id(tensor) in memo:
+        found: ShardedTensor = memo[id(tensor)]
+        return found
+    made = memo[id(tensor)] = wrap(_copied(tensor._state, memo), type(tensor))
+    for name, value in vars(tensor).items():
+        if name != "_state":
+            setattr(made, name, copy.deepcopy(value, memo))
+    return made
+
+
+@handles(_Tensor.copy_)
+def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if not isinstance(tensor, ShardedTensor):
+        raise OpError(
+            "copy_ of a ShardedTensor into a plain tensor",
+            rank=source._state.rank if isinstance(source, ShardedTensor) else None,
+            fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor()).",
+        )
+    state = tensor._state
+    values = _in_layout_of(state, source)
+    for local, value in zip(state.carriers, values.carriers, strict=True):
+        local.copy_(value, non_blocking)
+    return tensor
+
+
+def _in_layout_of(state: State, source: torch.Tensor) -> State:
+    """The source cut as `state` is; of another shape, it is broadcast as torch does."""
+    shape = state.layout.shape
+    if isinstance(source, ShardedTensor) and tuple(source.shape) == shape:
+        return reshard_state(source._state, state.layout)
+    given = tuple(source.shape)
+    pairs = zip(given[::-1], shape[::-1], strict=False)
+    if len(given) > len(shape) or any(n not in (1, size) for n, size in pairs):
+        raise ArgumentValueError(
+            "copy_ into a ShardedTensor",
+            rank=state.rank,
+            expected=f"a source that broadcasts to {shape}",
+            got=given,
+        )
+    if isinstance(source, ShardedTensor):
+        source = replicated_state(source._state).shards[0]
+    full = cut_state(source.expand(shape), state, layout=state.layout.bar)
+    return reshard_state(full, state.layout)
+
+
+@handles(_Tensor.zero_, torch.zero_)
+def _zero(tensor: ShardedTensor) -> ShardedTensor:
+    for carrier in tensor._state.carriers:
+        carrier.zero_()
+    return tensor
+
+
+@handles(_Tensor.fill_, torch.fill_)
+def _fill(tensor: ShardedTensor, value: Any) -> torch.Tensor:
+    state = tensor._state
+    if state.layout.pending is not None:
+        number = torch.as_tensor(value, dtype=state.dtype)
+        return _copy(tensor, number)
+    for carrier in state.carriers:
+        carrier.fill_(value)
+    return tensor
+
+
+@handles(torch._has_compatible_shallow_copy_type)
+def _may_set_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """No: `Module.to` then swaps the parameters, whatever their layouts and dtypes are."""
+    return False

@@ -1,0 +1,95 @@
+"""The table from torch functions to what they do on sharded tensors.
+
+A handler takes what the torch function takes. The order is: a user's `custom_sharded_op_impl`, the
+spec's `custom_sharding_spec_op`, the table, and for all else an error that says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from shardwise._torch_compat import tree_leaves
+from shardwise.errors import ArgumentTypeError, OpError
+from shardwise.sharding_spec.custom_ops import check_custom_op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "CUSTOM",
+    "HANDLERS",
+    "call_plain",
+    "custom_sharded_op_impl",
+    "function_name",
+    "handles",
+    "refuse",
+    "sharded_arguments",
+]
+
+Handler = TypeVar("Handler", bound="Callable[..., Any]")
+
+# Module state, filled when this package is imported and by users' decorators.
+HANDLERS: dict[Any, Callable[..., Any]] = {}
+CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Decorator: what these torch functions do when an argument is sharded."""
+
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            if function in HANDLERS:
+                raise ArgumentTypeError(f"{function_name(function)} has a handler already")
+            HANDLERS[function] = handler
+        return handler
+
+    return register
+
+
+def custom_sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Handler]:
+    """Decorator: the user's own implementation of a torch function for sharded tensors.
+
+    It gets `(types, args, kwargs, process_group)`, and wins over everything built in.
+
+    >>> @custom_sharded_op_impl(torch.nn.functional.hardswish)
+    ... def hardswish(types, args, kwargs, process_group):
+    ...     return args[0]
+    """
+
+    def register(implementation: Handler) -> Handler:
+        check_custom_op(implementation)
+        CUSTOM[func] = implementation
+        return implementation
+
+    return register
+
+
+def call_plain(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The torch function on the outer tensors: what it says of size, dtype and device."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def refuse(function: Any, *, rank: int, why: str, fix: str) -> OpError:
+    """The error for a function that cannot work on sharded tensors."""
+    return OpError(f"{function_name(function)} of a ShardedTensor: {why}", rank=rank, fix=fix)
+
+
+def function_name(function: Any) -> str:
+    """How people write the function: `torch.Tensor.numpy`, `torch.add`."""
+    owner = getattr(function, "__self__", None)  # of a property's getter: the property
+    if getattr(function, "__name__", "") in ("__get__", "__set__") and owner is not None:
+        verb = "" if function.__name__ == "__get__" else " = ..."
+        return f"torch.Tensor.{getattr(owner, '__name__', '?')}{verb}"
+    try:
+        found = torch.overrides.resolve_name(function)
+    except Exception:  # of torch's own making, for functions that it does not know
+        found = None
+    return found or str(getattr(function, "__qualname__", repr(function)))
+
+
+def sharded_arguments(args: Sequence[Any], kwargs: dict[str, Any], kind: type) -> list[Any]:
+    """All arguments of `kind`, in nested lists and dicts too."""
+    return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, kind)]

@@ -1,0 +1,196 @@
+"""New tensors by a spec: `empty`, `zeros`, `ones`, `full`, `rand`, `randn`, and their `_like`s.
+
+Every rank of the group calls; by default the ranks compare their arguments first, in one exchange
+of 16 bytes. Each rank makes its own boxes and no others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import torch
+
+from shardwise.arguments import is_whole_number
+from shardwise.comm.agreement import agree
+from shardwise.comm.process_group import communicator
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.sharded_tensor.remote_shards import connect
+from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharding_spec.spec import ShardingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from shardwise.geometry import Box
+    from shardwise.sharded_tensor.state import State
+
+__all__ = [
+    "FactoryOptions",
+    "checked_size",
+    "empty",
+    "empty_state",
+    "full",
+    "ones",
+    "state_of_pieces",
+    "zeros",
+]
+
+Make = "Callable[[Box, torch.device], torch.Tensor]"
+
+
+class FactoryOptions(TypedDict, total=False):
+    """What all factories take. Only dense, contiguous tensors can be sharded."""
+
+    dtype: torch.dtype | None  # default: torch's default dtype at the call
+    layout: torch.layout
+    requires_grad: bool
+    pin_memory: bool
+    memory_format: torch.memory_format
+    process_group: ProcessGroup | None  # default: the default group
+    init_rrefs: bool  # remote references to all shards, over torch RPC
+
+
+def empty(
+    sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
+) -> ShardedTensor:
+    """Sharded tensor of uninitialised data; options as in `FactoryOptions`."""
+    return wrap(empty_state(sharding_spec, *size, **options))
+
+
+def zeros(
+    sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
+) -> ShardedTensor:
+    """Sharded tensor of zeros; options as in `FactoryOptions`."""
+    return full(sharding_spec, checked_size(size), 0, **options)
+
+
+def ones(
+    sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
+) -> ShardedTensor:
+    """Sharded tensor of ones; options as in `FactoryOptions`."""
+    return full(sharding_spec, checked_size(size), 1, **options)
+
+
+def full(
+    sharding_spec: ShardingSpec,
+    size: Any,
+    fill_value: Any,
+    **options: Unpack[FactoryOptions],
+) -> ShardedTensor:
+    """Sharded tensor of one value; options as in `FactoryOptions`.
+
+    Of a layout with a pending sum, the first addend is that value and the others are 0.
+    """
+    if options.get("dtype") is None and not isinstance(fill_value, int):
+        options["dtype"] = torch.full((), fill_value).dtype
+    made = empty(sharding_spec, size, **options)
+    with torch.no_grad():
+        made.fill_(fill_value)
+    return made
+
+
+def empty_state(sharding_spec: ShardingSpec, *size: Any, **options: Any) -> State:
+    """State of a new tensor whose local shards are uninitialised."""
+    dtype = options.pop("dtype", None)
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    pin_memory = options.pop("pin_memory", False)
+
+    def make(box: Box, device: torch.device) -> torch.Tensor:
+        return torch.empty(box.shape, dtype=kind, device=device, pin_memory=pin_memory)
+
+    return state_of_pieces(sharding_spec, size, make, dtype=kind, **options)
+
+
+def state_of_pieces(
+    spec: ShardingSpec,
+    size: Sequence[Any],
+    make: Callable[[Box, torch.device], torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    call: str = "creating a sharded tensor",
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    process_group: ProcessGroup | None = None,
+    init_rrefs: bool = False,
+    compared: dict[str, object] | None = None,
+) -> State:
+    """State of a tensor of which each rank makes its own boxes. All ranks call it, and compare.
+
+    Nothing is made before all ranks are known to agree.
+    """
+    members = communicator(process_group)
+    problem, values = None, dict(compared or {})
+    try:
+        shape = checked_size(size)
+        _check_options(layout, memory_format)
+        if not isinstance(spec, ShardingSpec):
+            raise ArgumentValueError(
+                f"Expecting ShardingSpec but got: {type(spec)}",
+                fix="E.g. shardwise.chunk(0), shardwise.grid([2, 2]) or a ChunkShardingSpec.",
+            )
+        placed = spec.layout(shape)
+        members.ranks.check_members(placed.ranks, what=f"{type(spec).__name__}'s placements")
+        devices = spec.local_devices(shape, members.rank)
+        values |= {
+            "size": shape,
+            "sharding_spec": placed,
+            "dtype": dtype,
+            "requires_grad": requires_grad,
+        }
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    agree(call, values, group=members, problem=problem)
+    boxes = placed.boxes_of(members.rank)
+    with torch.no_grad():
+        shards = [make(box, device) for box, device in zip(boxes, devices, strict=True)]
+    for shard in shards:
+        shard.requires_grad_(requires_grad)
+    state = make_state(
+        placed,
+        shards,
+        group=members,
+        spec=spec,
+        dtype=dtype,
+        device=_device_of(spec, shape) if not shards else None,
+        requires_grad=requires_grad,
+        init_rrefs=init_rrefs,
+    )
+    return connect(state)
+
+
+def _device_of(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
+    """Where a rank that holds nothing of the tensor takes it to be."""
+    placements = spec._pieces(shape).placements
+    kind = next((p.device().type for p in placements if p is not None), "cpu")
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("meta" if kind == "meta" else "cpu")
+
+
+def _check_options(layout: torch.layout, memory_format: torch.memory_format) -> None:
+    if layout != torch.strided:
+        raise ArgumentValueError("Only torch.strided layout is currently supported", got=layout)
+    if memory_format != torch.contiguous_format:
+        raise ArgumentValueError(
+            "Only torch.contiguous_format memory_format is currently supported", got=memory_format
+        )
+
+
+def checked_size(size: Sequence[Any]) -> tuple[int, ...]:
+    """`(4, 6)` from the arguments `4, 6` or `(4, 6)`."""
+    listed = size[0] if len(size) == 1 and not is_whole_number(size[0]) else size
+    try:
+        dims = list(listed)
+    except TypeError:
+        dims = [listed]
+    if not all(is_whole_number(dim) for dim in dims):
+        raise ArgumentTypeError(
+            "size has to be a sequence of ints", expected="e.g. 4, 6 or (4, 6)", got=repr(dims)
+        )
+    if any(dim < 0 for dim in dims):
+        raise ArgumentValueError("size", expected="numbers >= 0", got=repr(dims))
+    return tuple(int(dim) for dim in dims)

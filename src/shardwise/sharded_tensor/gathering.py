@@ -1,0 +1,114 @@
+"""The whole tensor in one place: on every rank, or on one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from shardwise.arguments import whole_number
+from shardwise.comm.agreement import agree
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
+
+if TYPE_CHECKING:
+    from shardwise.sharded_tensor.state import State
+
+__all__ = ["GradOfPlain", "full_tensor", "gathered"]
+
+GradOfPlain = Literal["same", "sum"]
+
+
+def full_tensor(
+    state: State, *, grad: GradOfPlain = "same", max_bytes: int | None = None
+) -> torch.Tensor:
+    """The whole tensor, plain, on every rank of the group. All ranks call it.
+
+    `grad` says what the gradients of the plain tensors are: the "same" on all ranks, each being the
+    whole gradient, or each rank's own part, whose "sum" is the gradient.
+    """
+    if grad not in ("same", "sum"):
+        raise ArgumentValueError(
+            "grad of full_tensor", expected="'same' or 'sum'", got=repr(grad), rank=state.rank
+        )
+    (full,) = replicated_state(state, max_bytes=max_bytes, enters=grad == "sum").shards
+    return full
+
+
+def gathered(
+    state: State,
+    dst: int,
+    *,
+    out: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    max_bytes: int | None = None,
+) -> torch.Tensor | None:
+    """The whole tensor, detached, on the rank at position `dst` of the group; None elsewhere."""
+    members = state.comm
+    problem: Exception | None = None
+    try:
+        position = whole_number(dst, "dst of gather")
+        receiver = members.ranks.rank_at(position)
+        _check_out(state, out, is_receiver=receiver == members.rank, dst=position)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ArgumentTypeError("dtype of gather", expected="a torch.dtype", got=repr(dtype))
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    values: dict[str, Any] = {"dst": dst, "dtype": dtype, "max_bytes": max_bytes}
+    agree("gather", values | {"layout": state.layout}, group=members, problem=problem)
+    with torch.no_grad():
+        return _to_rank(state, receiver, out, state.dtype if dtype is None else dtype, max_bytes)
+
+
+def _to_rank(
+    state: State,
+    rank: int,
+    out: torch.Tensor | None,
+    dtype: torch.dtype,
+    max_bytes: int | None,
+) -> torch.Tensor | None:
+    """Casts where that sends fewer bytes; straight into `out` if it has the dtype that travels."""
+    wire = dtype if dtype.itemsize < state.dtype.itemsize else state.dtype
+    sent = state.map(lambda local: local.detach().to(wire))
+    target = replicated(state.layout.shape, (rank,))
+    mine = state.rank == rank
+    is_direct = out is not None and out.dtype == wire
+    device = state.device if out is None else out.device
+    moved = reshard_state(
+        sent,
+        target,
+        devices=(device,) if mine else (),
+        max_bytes=max_bytes,
+        out=[out] if mine and is_direct and out is not None else None,
+    )
+    if not mine:
+        return None
+    (full,) = moved.shards
+    if out is None:
+        full = full.to(dtype)
+        # What was here already is the tensor's own memory.
+        is_own = any(full.data_ptr() == shard.data_ptr() for shard in state.shards)
+        return full.clone() if is_own else full
+    if not is_direct:
+        out.copy_(full.to(dtype))
+    return out
+
+
+def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> None:
+    if out is None:
+        return
+    if not is_receiver:
+        raise ArgumentValueError(
+            "out of gather: Argument ``dst_tensor`` must NOT be specified on non-destination ranks",
+            rank=state.rank,
+            expected=f"None on all ranks but the one at position {dst} of the group",
+            got=f"a {type(out).__name__}",
+        )
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentTypeError("out of gather", expected="a torch.Tensor", got=type(out).__name__)
+    if tuple(out.shape) != state.layout.shape:
+        raise ArgumentValueError(
+            f"Argument ``dst_tensor`` have size {tuple(out.shape)}, but should be "
+            f"{state.layout.shape} (out of gather)",
+            rank=state.rank,
+        )

@@ -1,0 +1,165 @@
+"""What a tensor says of itself: size, dtype, device; and what only a tensor in one piece can say.
+
+Nothing here communicates, except `item` of a tensor that is not on every rank.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.errors import OpError
+from shardwise.sharded_tensor.dispatch import call_plain, handles, refuse
+from shardwise.sharded_tensor.resharding import replicated_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwise.sharded_tensor.state import State
+    from shardwise.sharded_tensor.tensor import ShardedTensor
+
+__all__ = ["one_element"]
+
+_Tensor: Any = torch.Tensor
+
+# The outer tensor knows these: it has the global size, and the dtype and device of the local ones.
+_OUTER_ATTRIBUTES = (
+    "shape dtype layout device ndim itemsize nbytes _base name output_nr volatile "
+    "is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized "
+    "is_sparse is_sparse_csr is_vulkan is_xla is_xpu"
+)
+_OUTER_METHODS = (
+    "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed "
+    "stride dim_order get_device has_names is_conj is_neg is_distributed is_same_size _is_view "
+    "_use_count _is_zerotensor __len__"
+)
+_OUTER_FUNCTIONS = "numel is_floating_point is_complex is_signed is_conj is_neg is_same_size"
+# Only a tensor in one piece has these.
+_WHOLE = (
+    "numpy tolist data_ptr storage untyped_storage _typed_storage storage_offset storage_type "
+    "__array__ __dlpack__ __dlpack_device__ __cuda_array_interface__"
+)
+
+
+def _named(owner: Any, names: str) -> list[Any]:
+    """Those of `names` that this version of torch has; of an attribute, what reads it."""
+    found = [getattr(owner, name) for name in names.split() if hasattr(owner, name)]
+    return [thing if callable(thing) else thing.__get__ for thing in found]
+
+
+def _register() -> None:
+    outer = [*_named(_Tensor, _OUTER_ATTRIBUTES), *_named(_Tensor, _OUTER_METHODS)]
+    for function in dict.fromkeys([*outer, *_named(torch, _OUTER_FUNCTIONS)]):
+        handles(function)(partial(_of_outer, function))
+    for function in _named(_Tensor, _WHOLE):
+        handles(function)(partial(_of_whole, function))
+    for function in _named(_Tensor, "item __float__ __int__ __index__ __complex__"):
+        handles(function)(partial(_of_element, function))
+
+
+def _of_outer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return call_plain(function, args, kwargs)
+
+
+def _of_whole(
+    function: Callable[..., Any], tensor: ShardedTensor, *args: Any, **kwargs: Any
+) -> Any:
+    state = tensor._state
+    shape = state.layout.shape
+    whole = [shard for shard in state.shards if tuple(shard.shape) == shape]
+    if not whole or state.layout.pending is not None:
+        raise refuse(
+            function,
+            rank=state.rank,
+            why=f"rank {state.rank} has {len(state.boxes)} of its boxes, not the whole tensor"
+            if state.layout.pending is None
+            else f"a {state.layout.pending} is pending",
+            fix="Take st.full_tensor(), which all ranks call, or st.local_shards().",
+        )
+    return function(whole[0], *args, **kwargs)
+
+
+def _of_element(function: Callable[..., Any], tensor: ShardedTensor) -> Any:
+    return function(one_element(tensor._state))
+
+
+def one_element(state: State, *, may_communicate: bool = True) -> torch.Tensor:
+    """The only element, as a plain tensor. All ranks call it, unless all of them have it."""
+    layout = state.layout
+    if torch.Size(layout.shape).numel() != 1:
+        raise OpError(
+            f"a Tensor with {torch.Size(layout.shape).numel()} elements cannot be converted to "
+            "Scalar",
+            rank=state.rank,
+            got=str(layout),
+        )
+    if layout.is_replicated and set(layout.ranks) == set(state.comm.ranks):
+        return state.shards[0].detach()
+    if not may_communicate:
+        raise OpError(
+            "the truth value of a ShardedTensor that is not on every rank",
+            rank=state.rank,
+            got=str(layout),
+            fix="Ask for it by st.item(), which all ranks call.",
+        )
+    with torch.no_grad():
+        return replicated_state(state).shards[0]
+
+
+@handles(_Tensor.__bool__, torch.is_nonzero, _Tensor.is_nonzero)
+def _bool(tensor: ShardedTensor) -> bool:
+    state = tensor._state
+    if torch.Size(state.layout.shape).numel() != 1:
+        raise OpError(
+            "Boolean value of Tensor with more than one value is ambiguous",
+            rank=state.rank,
+            got=str(state.layout),
+        )
+    return bool(one_element(state, may_communicate=False))
+
+
+@handles(_Tensor.is_contiguous)
+def _is_contiguous(
+    tensor: ShardedTensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> bool:
+    return all(c.is_contiguous(memory_format=memory_format) for c in tensor._state.carriers)
+
+
+@handles(_Tensor.is_pinned)
+def _is_pinned(tensor: ShardedTensor, *args: Any) -> bool:
+    shards = tensor._state.shards
+    return bool(shards) and all(shard.is_pinned() for shard in shards)
+
+
+@handles(_Tensor.is_shared)
+def _is_shared(tensor: ShardedTensor) -> bool:
+    return all(carrier.is_shared() for carrier in tensor._state.carriers)  # type: ignore[no-untyped-call]
+
+
+@handles(_Tensor.share_memory_)
+def _share_memory(tensor: ShardedTensor) -> ShardedTensor:
+    for carrier in tensor._state.carriers:
+        carrier.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+@handles(_Tensor.is_inference, torch.is_inference)
+def _is_inference(tensor: ShardedTensor) -> bool:
+    return tensor._state.carriers[0].is_inference()
+
+
+@handles(_Tensor._version.__get__)
+def _version(tensor: ShardedTensor) -> int:
+    return sum(carrier._version for carrier in tensor._state.carriers)
+
+
+@handles(_Tensor.__format__)
+def _format(tensor: ShardedTensor, spec: str) -> str:
+    if tensor.dim() == 0 and spec:
+        return format(one_element(tensor._state, may_communicate=False).item(), spec)
+    return object.__format__(tensor, spec)
+
+
+_register()

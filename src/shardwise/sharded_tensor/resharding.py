@@ -1,0 +1,80 @@
+"""From one layout to another: states in, states out; differentiable unless it says otherwise."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from shardwise.comm.differentiable import Exchange, carriers_of, exchange
+from shardwise.geometry import Box, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from shardwise.sharded_tensor.state import State
+    from shardwise.sharding_spec.spec import ShardingSpec
+
+__all__ = ["cut_state", "replicated", "replicated_layout", "replicated_state", "reshard_state"]
+
+
+def reshard_state(
+    state: State,
+    layout: Layout,
+    *,
+    spec: ShardingSpec | None = None,
+    devices: Sequence[torch.device] | None = None,
+    max_bytes: int | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    enters: bool = False,
+) -> State:
+    """The same tensor in `layout`, its local shards on `devices` (default: where this one is).
+
+    All ranks of the group call it. Where nothing changes, the same state is returned. `enters` as
+    in `Exchange`.
+    """
+    members = state.comm
+    if devices is None:
+        devices = (state.device,) * len(layout.boxes_of(state.rank))
+    if out is None and not enters and layout == state.layout and tuple(devices) == state.devices:
+        return state
+    job = Exchange(
+        state.layout,
+        layout,
+        state.devices,
+        tuple(devices),
+        members,
+        max_bytes=max_bytes,
+        enters=enters,
+    )
+    return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
+
+
+def replicated_layout(shape: tuple[int, ...], like: State) -> Layout:
+    """The layout of a tensor of `shape` that every rank of the group has."""
+    return replicated(shape, tuple(sorted(like.comm.ranks)))
+
+
+@lru_cache(maxsize=256)
+def replicated(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Layout:
+    """The layout of a tensor that each of `ranks` has whole."""
+    return Layout(shape, [Box.whole(shape)] * len(ranks), ranks)
+
+
+def replicated_state(state: State, *, max_bytes: int | None = None, enters: bool = False) -> State:
+    """The whole tensor on every rank of the group."""
+    layout = replicated_layout(state.layout.shape, state)
+    return reshard_state(state, layout, max_bytes=max_bytes, enters=enters)
+
+
+def cut_state(full: torch.Tensor, like: State, *, layout: Layout) -> State:
+    """A plain tensor that is the same on all ranks, in `layout`: each cuts its own boxes.
+
+    Nothing may be pending in `layout`. The pieces are views.
+    """
+    assert layout.pending is None
+    boxes = layout.boxes_of(like.rank)
+    pieces = [full[box.slices()].to(like.device) for box in boxes]
+    carriers = carriers_of(pieces, dtype=full.dtype, device=like.device)
+    return like.with_carriers(carriers, layout=layout, spec=None)

@@ -1,0 +1,131 @@
+"""What a rank has of a sharded tensor: the layout, its own pieces, the group it belongs to.
+
+All verbs of this package work on `State`; the tensor class wraps one. Maps and finalizers hang on
+it, never on the tensor object, because `Module.to` swaps tensors and may not if they are weakly
+referenced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.comm.differentiable import carriers_of, shards_of
+from shardwise.comm.process_group import communicator
+from shardwise.errors import NotInitializedError
+from shardwise.sharding_spec.describing import spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.comm.differentiable import Carriers
+    from shardwise.geometry import Box, Layout
+    from shardwise.sharding_spec.spec import ShardingSpec
+
+__all__ = ["GroupLike", "State", "make_state"]
+
+GroupLike = "ProcessGroup | Communicator | None"
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class State:
+    """A sharded tensor on one rank. Changed by nobody: a tensor gets a new one."""
+
+    layout: Layout
+    carriers: Carriers  # the local shards in the order of `layout.boxes_of(rank)`, or a tie
+    rank: int
+    members: Communicator | None  # None: a tensor that nobody can move (the seed's base class)
+    spec: ShardingSpec | None = None  # None: of no recipe; `sharding_spec` finds one
+    # Held here, since torch lets go of a destroyed group, and a communicator holds it weakly.
+    process_group: ProcessGroup | None = None
+    init_rrefs: bool = False
+    remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
+    hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
+
+    @property
+    def shards(self) -> Carriers:
+        """The local tensors; none on a rank that holds nothing."""
+        return shards_of(self.carriers, self.layout, self.rank)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return self.layout.boxes_of(self.rank)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.carriers[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.carriers[0].device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """One per local shard."""
+        return tuple([shard.device for shard in self.shards])
+
+    @property
+    def requires_grad(self) -> bool:
+        return any([carrier.requires_grad for carrier in self.carriers])
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator; raises if the tensor belongs to no group."""
+        if self.members is None:
+            raise NotInitializedError(
+                f"sharded tensor of shape {self.layout.shape} belongs to no process group",
+                rank=self.rank,
+                fix="Make it with ShardedTensor._init_from_local_shards_and_global_metadata(..., "
+                "process_group=...).",
+            )
+        return self.members
+
+    def sharding_spec(self) -> ShardingSpec:
+        """The spec that the tensor was made with, or one that gives its layout."""
+        if self.spec is None:
+            self.spec = spec_of(self.layout, self.device.type)
+        return self.spec
+
+    def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
+        """The same, holding other tensors; hooks and remote references stay behind."""
+        changes = {"hooks": [], "remote": None} | changes
+        return replace(self, carriers=tuple(carriers), **changes)
+
+    def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
+        """The same, holding `fn` of each local tensor, ties included."""
+        return self.with_carriers([fn(carrier) for carrier in self.carriers], **changes)
+
+
+def make_state(
+    layout: Layout,
+    shards: Sequence[torch.Tensor],
+    *,
+    group: ProcessGroup | Communicator | None,
+    spec: ShardingSpec | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    requires_grad: bool = False,
+    init_rrefs: bool = False,
+) -> State:
+    """State of the shards of this rank; `dtype`, `device`, `requires_grad` for a rank with none."""
+    members = communicator(group)
+    if not shards:
+        assert dtype is not None
+        device = members.wire_device if device is None else device
+        carriers = carriers_of((), dtype=dtype, device=device)
+        carriers[0].requires_grad_(requires_grad)
+    else:
+        carriers = tuple(shards)
+    return State(
+        layout,
+        carriers,
+        members.rank,
+        members,
+        spec,
+        process_group=getattr(members, "process_group", None),
+        init_rrefs=init_rrefs,
+    )

@@ -1,0 +1,255 @@
+"""ShardedTensor: a torch.Tensor of the global size whose data are boxes on many ranks.
+
+[Note: outer and inner] The object is a wrapper: its own size and dtype are the global ones, and it
+has no data. What this rank holds is in its `State`, and autograd runs on those local tensors. The
+outer tensor requires grad when they do, so that code that bypasses `__torch_function__` (a user's
+autograd.Function) leaves a grad_fn on it, by which the next call notices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise._torch_compat import swap_impl
+from shardwise.errors import OpError
+from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
+from shardwise.placement import placement_at
+from shardwise.sharded_tensor.dispatch import (
+    CUSTOM,
+    HANDLERS,
+    function_name,
+    sharded_arguments,
+)
+from shardwise.sharded_tensor.gathering import full_tensor, gathered
+from shardwise.sharded_tensor.shard import Shard
+from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.geometry import Layout
+    from shardwise.sharded_tensor.gathering import GradOfPlain
+    from shardwise.sharded_tensor.state import State
+    from shardwise.sharding_spec.spec import ShardingSpec
+
+__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "wrap"]
+
+
+class ShardedTensorBase(torch.Tensor):
+    """What a sharded tensor is without anything that communicates."""
+
+    _state: State
+
+    @property
+    def shard_layout(self) -> Layout:
+        """Who holds which box. (`layout` is torch's: always torch.strided.)"""
+        return self._state.layout
+
+    def sharding_spec(self) -> ShardingSpec:
+        """The spec that the tensor was made with."""
+        return self._state.sharding_spec()
+
+    def metadata(self) -> ShardedTensorMetadata:
+        """Offsets, sizes and placements of all shards: a view, made anew at each call."""
+        state = self._state
+        properties = TensorProperties(
+            dtype=state.dtype,
+            requires_grad=state.requires_grad,
+            pin_memory=bool(state.shards) and state.shards[0].is_pinned(),
+        )
+        return self.sharding_spec().build_metadata(torch.Size(state.layout.shape), properties)
+
+    def local_shards(self) -> list[Shard]:
+        """This rank's pieces, in the order of `shard_layout.boxes_of(rank)`; often one, or none.
+
+        The tensors are those that autograd works on. Of a pending sum they are detached.
+        """
+        state = self._state
+        return [
+            Shard(tensor, ShardMetadata(box.start, box.shape, placement_at(rank, tensor.device)))
+            for rank, box, tensor in zip(
+                [state.rank] * len(state.boxes), state.boxes, self._unwrapped(), strict=True
+            )
+        ]
+
+    def local_tensor(self) -> torch.Tensor:
+        """This rank's only piece; raises if it has none or several."""
+        state = self._state
+        if len(state.shards) != 1:
+            raise OpError(
+                "local_tensor: Only single local shard is supported",
+                rank=state.rank,
+                got=f"{len(state.shards)} local shards",
+                fix="Use local_shards(), which lists all.",
+            )
+        return self._unwrapped()[0]
+
+    def _unwrapped(self) -> tuple[torch.Tensor, ...]:
+        state = self._state
+        if state.layout.pending is None:
+            return state.shards
+        return tuple(shard.detach() for shard in state.shards)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        state = self._state
+        held = ", ".join(
+            f"{box} on {device}" for box, device in zip(state.boxes, state.devices, strict=True)
+        )
+        grad = ", requires_grad=True" if state.requires_grad else ""
+        return (
+            f"{type(self).__name__}({tuple(state.layout.shape)}, {state.dtype}, "
+            f"{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # torch.compile and Module.to know a tensor made of others by these two methods. The names are
+    # looked up as attributes.
+
+    def __tensor_flatten__(self) -> tuple[list[str], State]:
+        return [f"_carrier_{k}" for k in range(len(self._state.carriers))], self._state
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], state: State, outer_size: Any, outer_stride: Any
+    ) -> ShardedTensor:
+        return wrap(state.with_carriers(list(inner.values())))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_carrier_") and name[9:].isdecimal():
+            return self._state.carriers[int(name[9:])]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Reached only by what went past `__torch_function__`, which it explains."""
+        raise OpError(
+            f"{func} reached a ShardedTensor from C++, past the sharded functions",
+            fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
+            "gradients, full backward hooks, and torch.autograd.backward (call st.backward()). "
+            "Work on st.local_shards() there.",
+        )
+
+
+class ShardedTensor(ShardedTensorBase):
+    """A tensor cut into boxes that are spread over the ranks of a process group.
+
+    `ShardedTensor(spec, *size)` has uninitialised data, as `shardwise.sharded_tensor.empty`, whose
+    options it takes. Every rank of the group holds the object, also those that hold no data; torch
+    functions, methods and operators mean what they mean on the full tensor.
+    """
+
+    def __new__(cls, sharding_spec: ShardingSpec, *size: Any, **options: Any) -> ShardedTensor:
+        from shardwise.sharded_tensor.factories import empty_state
+
+        return wrap(empty_state(sharding_spec, *size, **options), cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """All is done in `__new__`."""
+
+    def full_tensor(
+        self, *, grad: GradOfPlain = "same", max_bytes: int | None = None
+    ) -> torch.Tensor:
+        """The whole tensor, plain, on every rank of the group. All ranks call it.
+
+        Differentiable: `grad` says what the gradients of the plain tensors are, the "same" on all
+        ranks (each the whole gradient), or each rank's own part, whose "sum" is the gradient.
+        """
+        return full_tensor(self._state, grad=grad, max_bytes=max_bytes)
+
+    def gather(  # type: ignore[override]  # the seed's, which is not Tensor.gather
+        self,
+        dst: int = 0,
+        out: torch.Tensor | None = None,
+        enforce_dtype: bool = False,
+        dtype: torch.dtype | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> torch.Tensor | None:
+        """The whole tensor, detached, on the rank at position `dst` of the group; None elsewhere.
+
+        All ranks call it. Into `out`, given there only, without a second copy. The values are cast
+        to `dtype` if there is one; the seed's `enforce_dtype` changes nothing.
+        """
+        return gathered(self._state, dst, out=out, dtype=dtype, max_bytes=max_bytes)
+
+    def reshard(self, resharding_spec: ShardingSpec) -> ShardedTensor:
+        """Changes the layout of this tensor in place and returns it. All ranks call it.
+
+        Its gradient comes along. The function `shardwise.reshard` leaves the tensor as it is, and
+        is differentiable.
+        """
+        from shardwise.sharded_tensor.to_layout import reshard_in_place
+
+        return reshard_in_place(self, resharding_spec)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = {} if kwargs is None else kwargs
+        custom = _custom(func, types, args, kwargs)
+        if custom is not None:
+            return custom()
+        handler = HANDLERS.get(func)
+        if handler is None:
+            raise _unknown(func, args, kwargs)
+        return handler(*args, **kwargs)
+
+
+def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
+    """The tensor object of a state. [Note: outer and inner]"""
+    tensor: ShardedTensor = torch.Tensor._make_wrapper_subclass(
+        ShardedTensor if cls is None else cls,
+        state.layout.shape,
+        dtype=state.dtype,
+        device=state.device,
+        requires_grad=state.requires_grad,
+    )
+    tensor._state = state
+    return tensor
+
+
+def adopt(tensor: ShardedTensor, state: State) -> None:
+    """Makes the tensor object stand for another state, in place."""
+    fresh = wrap(state, type(tensor))
+    swap_impl(tensor, fresh)  # which has the outer size, dtype and device
+    tensor._state = state
+
+
+def _custom(
+    func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """What a user has registered for this function and these tensors."""
+    if func in CUSTOM:
+        (first, *_) = sharded_arguments(args, kwargs, ShardedTensor)
+        group = first._state.process_group
+        return lambda: CUSTOM[func](types, args, kwargs, group)
+    if not is_custom_op(func):
+        return None
+    for tensor in sharded_arguments(args, kwargs, ShardedTensor):
+        spec, group = tensor.sharding_spec(), tensor._state.process_group
+        if _has_custom_op(spec, func):
+            return lambda: _dispatch_custom_op(spec, func, types, args, kwargs, group)
+    return None
+
+
+def _unknown(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
+    tensors = sharded_arguments(args, kwargs, ShardedTensor)
+    layouts = "; ".join(str(tensor.shard_layout) for tensor in tensors)
+    return OpError(
+        f"torch function '{function_name(func)}' not supported for ShardedTensor!",
+        rank=tensors[0]._state.rank if tensors else None,
+        got=layouts,
+        fix="Call it on st.local_shards() or st.full_tensor(), or write it yourself: "
+        "@shardwise.sharded_tensor.custom_sharded_op_impl(function).",
+    )
