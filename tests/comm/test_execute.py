@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
@@ -16,7 +15,7 @@ from shardwise.comm import Transfer, communicator, execute, execute_all
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
 from shardwise.errors import AgreementError, ArgumentTypeError, LayoutError, OpError, PlanError
 from shardwise.geometry import Box, Layout
-from shardwise.testing.strategies import layouts, shapes
+from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards
 from shardwise.transfer import plan_reshard
 
@@ -93,27 +92,6 @@ def _check(listed: Sequence[Pair], results: Sequence[Sequence[Sequence[torch.Ten
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def _examples(num_pairs: int, *, world_size: int, seed: int) -> list[Pair]:
-    """Random pairs from the strategies, the same in every run."""
-    found: list[Pair] = []
-
-    @settings(
-        max_examples=num_pairs,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
-    @given(pairs(world_size=world_size))
-    def collect(pair: Pair) -> None:
-        found.append(pair)
-
-    collect()
-    random.Random(seed).shuffle(found)
-    return found
-
-
 # -- simulated ---------------------------------------------------------------------------------
 
 
@@ -156,7 +134,7 @@ def test_many_tensors_of_many_dtypes_share_one_exchange(
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_real_ranks_do_what_the_simulation_does(world_size: int) -> None:
-    listed = _examples(50, world_size=world_size, seed=world_size)
+    listed = examples(pairs(world_size=world_size), 50)
     assert len(listed) >= 25
     real = shardwise.run_local(_moved, world_size, listed)
     _check(listed, real)
@@ -166,7 +144,7 @@ def test_real_ranks_do_what_the_simulation_does(world_size: int) -> None:
 
 
 def test_real_ranks_keep_a_cap_and_share_an_exchange() -> None:
-    listed = _examples(40, world_size=4, seed=0)
+    listed = examples(pairs(), 40)
     _check(listed, shardwise.run_local(_moved, 4, listed, 64))
     _check(listed, shardwise.run_local(_moved_together, 4, listed, None))
     _check(listed, shardwise.run_local(_moved_together, 4, listed, 2000))

@@ -10,8 +10,9 @@ none, permuted ranks, subgroups, replicas, addends, 0-d tensors.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shardwise._torch_compat import mesh_placement_types
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SPEC_KINDS",
     "boxes",
+    "examples",
     "layouts",
     "mesh_specs",
     "shapes",
@@ -46,6 +48,30 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+Example = TypeVar("Example")
+
+
+def examples(strategy: st.SearchStrategy[Example], count: int) -> list[Example]:
+    """Values of a strategy, the same at every call: for tests that start ranks once for all.
+
+    A property that starts ranks for every case would take too long.
+    """
+    found: list[Example] = []
+
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(strategy)
+    def collect(value: Example) -> None:
+        found.append(value)
+
+    collect()
+    return found
 
 
 def shapes(*, min_ndim: int = 0, max_ndim: int = 4, max_size: int = 7) -> st.SearchStrategy[Shape]:

@@ -1,0 +1,170 @@
+"""Gradients through reshard, gather and wrapping, against the same computation on one tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise
+from shardwise.comm import communicator
+from shardwise.comm.simulate import simulate
+from shardwise.geometry import Layout
+from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.testing.strategies import examples, layouts, shapes
+from shardwise.testing.tensors import assemble, random_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORLD_SIZE = 4
+
+
+def differentiable(layout: Layout) -> bool:
+    return layout.pending in (None, "sum", "avg")
+
+
+@st.composite
+def ways(draw: st.DrawFn, *, length: int = 3) -> list[Layout]:
+    """Layouts of one shape, to be gone through one after the other."""
+    shape = draw(shapes(max_size=4))
+    one = layouts(shape=shape, world_size=WORLD_SIZE).filter(differentiable)
+    return [draw(one) for _ in range(length)]
+
+
+def leaf(layout: Layout, *, seed: int = 0) -> ShardedTensor:
+    """A leaf that requires grad, with the content of `random_shards`."""
+    members = communicator()
+    shards = random_shards(layout, torch.float64, seed=seed).get(members.rank, [])
+    for shard in shards:
+        shard.requires_grad_()
+    return wrap(make_state(layout, shards, group=members, dtype=torch.float64, requires_grad=True))
+
+
+def value_of(layout: Layout, *, seed: int = 0) -> torch.Tensor:
+    """The full tensor that `leaf` stands for."""
+    return assemble(layout, random_shards(layout, torch.float64, seed=seed)).requires_grad_()
+
+
+def weights(shape: Sequence[int]) -> torch.Tensor:
+    return torch.linspace(-1, 2, max(1, torch.Size(shape).numel()), dtype=torch.float64)[
+        : torch.Size(shape).numel()
+    ].view(tuple(shape))
+
+
+def local_grads(tensor: ShardedTensor) -> tuple[Layout, list[torch.Tensor]]:
+    found = tensor.grad
+    assert isinstance(found, ShardedTensor)
+    return found.shard_layout, [shard.tensor.clone() for shard in found.local_shards()]
+
+
+def check_grads(
+    results: Sequence[tuple[Layout, list[torch.Tensor]]], layout: Layout, expected: torch.Tensor
+) -> None:
+    """Every entry on every rank holds the whole gradient of its box."""
+    for rank, (grad_layout, grads) in enumerate(results):
+        assert grad_layout == layout.bar
+        scale = 1.0
+        for box, grad in zip(layout.bar.boxes_of(rank), grads, strict=True):
+            if layout.pending == "avg":
+                entry = next(k for k, b in enumerate(layout.boxes) if b == box)
+                group = layout.box_rows.searchsorted(entry, side="right") - 1
+                scale = 1.0 / int(layout.num_terms[group])
+            torch.testing.assert_close(grad, expected[box.slices()] * scale)
+
+
+def through(way: list[Layout], square: bool = True) -> tuple[Layout, list[torch.Tensor]]:
+    x = leaf(way[0])
+    y = x
+    for layout in way[1:]:
+        y = shardwise.reshard(y, layout)
+        assert y.requires_grad
+        assert y.shard_layout == layout
+    full = y.full_tensor()
+    loss = ((full * full if square else full) * weights(full.shape)).sum()
+    loss.backward()
+    return local_grads(x)
+
+
+def expected_through(way: list[Layout]) -> torch.Tensor:
+    full = value_of(way[0])
+    (full * full * weights(full.shape)).sum().backward()
+    assert full.grad is not None
+    return full.grad
+
+
+@given(ways())
+def test_every_entry_gets_the_whole_gradient_whatever_the_way(way: list[Layout]) -> None:
+    results = simulate(lambda _: through(way), WORLD_SIZE).results
+    check_grads(results, way[0], expected_through(way))
+
+
+@given(ways(length=2))
+def test_own_parts_of_the_gradient_are_summed_on_the_way_back(way: list[Layout]) -> None:
+    def run(rank: int) -> tuple[Layout, list[torch.Tensor]]:
+        x = leaf(way[0])
+        full = shardwise.reshard(x, way[1]).full_tensor(grad="sum")
+        ((rank + 1) * full * full * weights(full.shape)).sum().backward()
+        return local_grads(x)
+
+    full = value_of(way[0])
+    total = sum(range(1, WORLD_SIZE + 1))
+    (total * full * full * weights(full.shape)).sum().backward()
+    assert full.grad is not None
+    check_grads(simulate(run, WORLD_SIZE).results, way[0], full.grad)
+
+
+@given(ways())
+def test_second_derivatives_are_those_of_the_full_tensor(way: list[Layout]) -> None:
+    def run(_: int) -> tuple[Layout, list[torch.Tensor]]:
+        x = leaf(way[0])
+        full = shardwise.reshard(shardwise.reshard(x, way[1]), way[2]).full_tensor()
+        (grad,) = torch.autograd.grad((full**3).sum(), x, create_graph=True)
+        assert isinstance(grad, ShardedTensor)
+        (grad.full_tensor() ** 2 * weights(full.shape)).sum().backward()
+        return local_grads(x)
+
+    if way[0].pending == "avg":  # whose first gradient depends on the number of terms
+        return
+    full = value_of(way[0])
+    (grad,) = torch.autograd.grad((full**3).sum(), full, create_graph=True)
+    (grad**2 * weights(full.shape)).sum().backward()
+    assert full.grad is not None
+    check_grads(simulate(run, WORLD_SIZE).results, way[0], full.grad)
+
+
+def _branches(rank: int, way: list[Layout]) -> tuple[Layout, list[torch.Tensor]]:
+    """A graph with branches: backward meets in the same order on all ranks."""
+    x = leaf(way[0])
+    left, right = shardwise.reshard(x, way[1]), shardwise.reshard(x, way[2])
+    again = shardwise.reshard(left, way[2])
+    full = left.full_tensor() * right.full_tensor() + again.full_tensor()
+    (full * weights(full.shape)).sum().backward()
+    return local_grads(x)
+
+
+@given(ways())
+def test_branches_add_up(way: list[Layout]) -> None:
+    full = value_of(way[0])
+    ((full * full + full) * weights(full.shape)).sum().backward()
+    assert full.grad is not None
+    results = simulate(lambda rank: _branches(rank, way), WORLD_SIZE).results
+    check_grads(results, way[0], full.grad)
+
+
+def _on_real_ranks(rank: int, listed: list[list[Layout]]) -> list[Any]:
+    return [(through(way), _branches(rank, way)) for way in listed]
+
+
+def test_real_ranks_have_the_same_gradients() -> None:
+    listed = examples(ways(), 25)
+    results = shardwise.run_local(_on_real_ranks, WORLD_SIZE, listed)
+    for number, way in enumerate(listed):
+        check_grads([held[number][0] for held in results], way[0], expected_through(way))
+        full = value_of(way[0])
+        ((full * full + full) * weights(full.shape)).sum().backward()
+        assert full.grad is not None
+        check_grads([held[number][1] for held in results], way[0], full.grad)
