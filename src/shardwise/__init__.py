@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.comm.checks import set_check
+    from shardwise.comm.single import init_single
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
     from shardwise.sharded_tensor import (
@@ -55,6 +56,7 @@ __all__ = [
     "from_callback",
     "fused",
     "grid",
+    "init_single",
     "on_rank",
     "parse_spec",
     "partial",
@@ -70,6 +72,7 @@ __all__ = [
 
 _HOMES = {
     "shardwise.comm.checks": ["set_check"],
+    "shardwise.comm.single": ["init_single"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.sharded_tensor": [

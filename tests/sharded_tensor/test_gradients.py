@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.geometry import Layout
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.testing.strategies import examples, layouts, shapes
@@ -19,6 +18,8 @@ from shardwise.testing.tensors import assemble, random_shards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardwise.geometry import Layout
 
 WORLD_SIZE = 4
 

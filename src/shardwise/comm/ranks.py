@@ -103,8 +103,8 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         raise NotInitializedError(
             "torch.distributed has no process group in this process",
             fix="Start the script with torchrun and call "
-            "torch.distributed.init_process_group() first, or try it on local processes: "
-            "shardwise.run_local(fn, world_size).",
+            "torch.distributed.init_process_group() first; or try it on local processes, "
+            "shardwise.run_local(fn, world_size); or on this one alone: shardwise.init_single().",
         )
     # An object, because new_group() gives those whom it leaves out an int.
     group: object = dist.group.WORLD if process_group is None else process_group

@@ -144,18 +144,41 @@ def _backward(
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    state = tensor._state
-    leaves = None
-    if inputs is not None:
-        listed = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-        leaves = [leaf for given in listed for leaf in _expanded(given)]
+    _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+@handles(torch.autograd.backward)
+def _backward_of_all(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+) -> None:
+    sources = _listed(tensors)
+    given = grad_variables if grad_tensors is None else grad_tensors
+    outputs, grads = _flattened(sources, [None] * len(sources) if given is None else _listed(given))
+    leaves = None if inputs is None else [c for t in _listed(inputs) for c in _expanded(t)]
     torch.autograd.backward(
-        list(state.carriers),
-        list(_incoming(state, gradient)),
-        retain_graph=retain_graph,
-        create_graph=create_graph,
-        inputs=leaves,
+        outputs, grads, retain_graph=retain_graph, create_graph=create_graph, inputs=leaves
     )
+
+
+def _flattened(
+    tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Local tensors in place of sharded ones, and the gradients that backward starts with."""
+    outputs: list[torch.Tensor] = []
+    grads: list[torch.Tensor | None] = []
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if isinstance(tensor, ShardedTensor):
+            outputs += tensor._state.carriers
+            grads += _incoming(tensor._state, gradient)
+        else:
+            outputs.append(tensor)
+            grads.append(gradient)
+    return outputs, grads
 
 
 def _expanded(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -204,15 +227,7 @@ def _autograd_grad(
         raise OpError("torch.autograd.grad of ShardedTensors with is_grads_batched=True")
     sources, targets = _listed(outputs), _listed(inputs)
     given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(sources)
-    flat_outputs: list[torch.Tensor] = []
-    flat_grads: list[torch.Tensor | None] = []
-    for output, gradient in zip(sources, given, strict=True):
-        if isinstance(output, ShardedTensor):
-            flat_outputs += output._state.carriers
-            flat_grads += _incoming(output._state, gradient)
-        else:
-            flat_outputs.append(output)
-            flat_grads.append(gradient)
+    flat_outputs, flat_grads = _flattened(sources, given)
     flat = torch.autograd.grad(
         flat_outputs,
         [leaf for target in targets for leaf in _expanded(target)],
@@ -266,7 +281,7 @@ class Hook:
             self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))
         elif len(state.carriers) == 1:
             only = state.carriers[0]
-            self._handles = [only.register_hook(lambda grad: _replaced(me, state, grad))]  # type: ignore[no-untyped-call]
+            self._handles = [only.register_hook(lambda grad: _replaced(me, state, grad))]
         else:
             self._handles = [
                 torch.autograd.graph.register_multi_grad_hook(
@@ -298,7 +313,7 @@ def _after_each(carriers: Sequence[torch.Tensor], call: Callable[[], None]) -> l
         return after
 
     return [
-        carrier.register_post_accumulate_grad_hook(on(number))  # type: ignore[no-untyped-call]
+        carrier.register_post_accumulate_grad_hook(on(number))
         for number, carrier in enumerate(carriers)
     ]
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.resharding import cut_state, replicated_state, reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
 
-__all__: list[str] = []
+__all__ = ["LikeOptions", "empty_like"]
 
 _Tensor: Any = torch.Tensor
 
@@ -154,6 +156,50 @@ def _fill(tensor: ShardedTensor, value: Any) -> torch.Tensor:
     for carrier in state.carriers:
         carrier.fill_(value)
     return tensor
+
+
+class LikeOptions(TypedDict, total=False):
+    """What `torch.zeros_like` and its family take."""
+
+    dtype: torch.dtype | None
+    layout: torch.layout | None
+    device: torch.device | str | None
+    requires_grad: bool
+    memory_format: torch.memory_format
+    pin_memory: bool
+
+
+@handles(torch.empty_like)
+def empty_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
+    """Uninitialised, in the same layout and group; no rank is asked."""
+    state, device = tensor._state, options.get("device")
+    requires_grad = options.pop("requires_grad", False)
+    changes = {}
+    if device is not None and state.spec is not None:
+        changes["spec"] = on_device(state.spec, state.layout.shape, torch.device(device).type)
+    with torch.no_grad():
+        made = wrap(state.map(lambda local: torch.empty_like(local, **options), **changes))
+    return set_requires_grad(made, requires_grad)
+
+
+@handles(torch.full_like)
+def _full_like(
+    tensor: ShardedTensor, fill_value: Any, **options: Unpack[LikeOptions]
+) -> ShardedTensor:
+    made = empty_like(tensor, **options)
+    with torch.no_grad():
+        _fill(made, fill_value)
+    return made
+
+
+@handles(torch.zeros_like)
+def _zeros_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
+    return _full_like(tensor, 0, **options)
+
+
+@handles(torch.ones_like)
+def _ones_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
+    return _full_like(tensor, 1, **options)
 
 
 @handles(torch._has_compatible_shallow_copy_type)

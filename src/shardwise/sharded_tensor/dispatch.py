@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CUSTOM",
     "HANDLERS",
+    "OUTER",
     "call_plain",
     "custom_sharded_op_impl",
     "function_name",
@@ -32,6 +33,7 @@ Handler = TypeVar("Handler", bound="Callable[..., Any]")
 
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
+OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 
 

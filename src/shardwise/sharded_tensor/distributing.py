@@ -191,6 +191,7 @@ def from_callback(
             make,
             dtype=kind,
             call="from_callback",
+            may_fail=True,
             requires_grad=requires_grad,
             process_group=process_group,
         )

@@ -116,14 +116,16 @@ def state_of_pieces(
     memory_format: torch.memory_format = torch.contiguous_format,
     process_group: ProcessGroup | None = None,
     init_rrefs: bool = False,
-    compared: dict[str, object] | None = None,
+    may_fail: bool = False,
 ) -> State:
     """State of a tensor of which each rank makes its own boxes. All ranks call it, and compare.
 
-    Nothing is made before all ranks are known to agree.
+    Nothing is made before all ranks are known to agree. `may_fail` says that `make` can raise on
+    one rank alone; then the ranks agree again when the pieces are made.
     """
     members = communicator(process_group)
-    problem, values = None, dict(compared or {})
+    problem: Exception | None = None
+    values: dict[str, object] = {}
     try:
         shape = checked_size(size)
         _check_options(layout, memory_format)
@@ -135,7 +137,7 @@ def state_of_pieces(
         placed = spec.layout(shape)
         members.ranks.check_members(placed.ranks, what=f"{type(spec).__name__}'s placements")
         devices = spec.local_devices(shape, members.rank)
-        values |= {
+        values = {
             "size": shape,
             "sharding_spec": placed,
             "dtype": dtype,
@@ -145,8 +147,14 @@ def state_of_pieces(
         problem = error
     agree(call, values, group=members, problem=problem)
     boxes = placed.boxes_of(members.rank)
-    with torch.no_grad():
-        shards = [make(box, device) for box, device in zip(boxes, devices, strict=True)]
+    shards: list[torch.Tensor] = []
+    try:
+        with torch.no_grad():
+            shards = [make(box, device) for box, device in zip(boxes, devices, strict=True)]
+    except Exception as error:
+        problem = error
+    if problem is not None or may_fail:
+        agree(call, {}, group=members, problem=problem)
     for shard in shards:
         shard.requires_grad_(requires_grad)
     state = make_state(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.errors import OpError
-from shardwise.sharded_tensor.dispatch import call_plain, handles, refuse
+from shardwise.sharded_tensor.dispatch import OUTER, handles, refuse
 from shardwise.sharded_tensor.resharding import replicated_state
 
 if TYPE_CHECKING:
@@ -50,17 +50,13 @@ def _named(owner: Any, names: str) -> list[Any]:
 
 
 def _register() -> None:
-    outer = [*_named(_Tensor, _OUTER_ATTRIBUTES), *_named(_Tensor, _OUTER_METHODS)]
-    for function in dict.fromkeys([*outer, *_named(torch, _OUTER_FUNCTIONS)]):
-        handles(function)(partial(_of_outer, function))
+    OUTER.update(_named(_Tensor, _OUTER_ATTRIBUTES))
+    OUTER.update(_named(_Tensor, _OUTER_METHODS))
+    OUTER.update(_named(torch, _OUTER_FUNCTIONS))
     for function in _named(_Tensor, _WHOLE):
         handles(function)(partial(_of_whole, function))
     for function in _named(_Tensor, "item __float__ __int__ __index__ __complex__"):
         handles(function)(partial(_of_element, function))
-
-
-def _of_outer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return call_plain(function, args, kwargs)
 
 
 def _of_whole(
@@ -135,13 +131,13 @@ def _is_pinned(tensor: ShardedTensor, *args: Any) -> bool:
 
 @handles(_Tensor.is_shared)
 def _is_shared(tensor: ShardedTensor) -> bool:
-    return all(carrier.is_shared() for carrier in tensor._state.carriers)  # type: ignore[no-untyped-call]
+    return all(carrier.is_shared() for carrier in tensor._state.carriers)
 
 
 @handles(_Tensor.share_memory_)
 def _share_memory(tensor: ShardedTensor) -> ShardedTensor:
     for carrier in tensor._state.carriers:
-        carrier.share_memory_()  # type: ignore[no-untyped-call]
+        carrier.share_memory_()
     return tensor
 
 

@@ -19,6 +19,8 @@ from shardwise.placement import placement_at
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
+    OUTER,
+    call_plain,
     function_name,
     sharded_arguments,
 )
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "wrap"]
+_Tensor: Any = torch.Tensor
+_GRAD_FN = _Tensor.grad_fn.__get__
+
+__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "live_state", "wrap"]
 
 
 class ShardedTensorBase(torch.Tensor):
@@ -87,7 +92,7 @@ class ShardedTensorBase(torch.Tensor):
         return self._unwrapped()[0]
 
     def _unwrapped(self) -> tuple[torch.Tensor, ...]:
-        state = self._state
+        state = live_state(self)
         if state.layout.pending is None:
             return state.shards
         return tuple(shard.detach() for shard in state.shards)
@@ -160,7 +165,7 @@ class ShardedTensor(ShardedTensorBase):
         Differentiable: `grad` says what the gradients of the plain tensors are, the "same" on all
         ranks (each the whole gradient), or each rank's own part, whose "sum" is the gradient.
         """
-        return full_tensor(self._state, grad=grad, max_bytes=max_bytes)
+        return full_tensor(live_state(self), grad=grad, max_bytes=max_bytes)
 
     def gather(  # type: ignore[override]  # the seed's, which is not Tensor.gather
         self,
@@ -176,7 +181,7 @@ class ShardedTensor(ShardedTensorBase):
         All ranks call it. Into `out`, given there only, without a second copy. The values are cast
         to `dtype` if there is one; the seed's `enforce_dtype` changes nothing.
         """
-        return gathered(self._state, dst, out=out, dtype=dtype, max_bytes=max_bytes)
+        return gathered(live_state(self), dst, out=out, dtype=dtype, max_bytes=max_bytes)
 
     def reshard(self, resharding_spec: ShardingSpec) -> ShardedTensor:
         """Changes the layout of this tensor in place and returns it. All ranks call it.
@@ -197,6 +202,11 @@ class ShardedTensor(ShardedTensorBase):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
+        if func in OUTER:
+            return call_plain(func, args, kwargs)
+        for arg in args:
+            if isinstance(arg, ShardedTensor):
+                _check_graph(arg)
         custom = _custom(func, types, args, kwargs)
         if custom is not None:
             return custom()
@@ -217,6 +227,24 @@ def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
     )
     tensor._state = state
     return tensor
+
+
+def live_state(tensor: ShardedTensorBase) -> State:
+    """The tensor's state; raises if autograd has gone past it. [Note: outer and inner]"""
+    _check_graph(tensor)
+    return tensor._state
+
+
+def _check_graph(tensor: ShardedTensorBase) -> None:
+    if call_plain(_GRAD_FN, (tensor,), {}) is not None:
+        raise OpError(
+            "a ShardedTensor went through code that its gradients cannot follow",
+            rank=tensor._state.rank,
+            got=f"an outer grad_fn {call_plain(_GRAD_FN, (tensor,), {})}",
+            fix="A user's autograd.Function, a full backward hook or reentrant checkpointing "
+            "works on local tensors only: call it on st.local_tensor(), or use "
+            "torch.utils.checkpoint with use_reentrant=False.",
+        )
 
 
 def adopt(tensor: ShardedTensor, state: State) -> None:

@@ -15,7 +15,7 @@ from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -138,7 +138,7 @@ def _is_own_spec(x: ShardedTensor, to: object) -> bool:
 def _source(x: object, process_group: ProcessGroup | Communicator | None) -> State:
     """The state of `x` in the group in which it is to move."""
     if isinstance(x, ShardedTensor):
-        state = x._state
+        state = live_state(x)
         if process_group is None:
             return state
         members = communicator(process_group)
@@ -228,7 +228,7 @@ def _check_no_grad(what: str, *states: State) -> None:
 
 def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor:
     """Changes the layout of the tensor itself, and that of its gradient; hooks stay."""
-    state = tensor._state
+    state = live_state(tensor)
     target = target_of(spec, state.layout.shape, state.rank)
     if state.requires_grad and not tensor.is_leaf:
         raise OpError(

@@ -33,7 +33,7 @@ def peak_tensor_bytes(run: Callable[[], object]) -> int:
     return allocations.peak
 
 
-class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
+class _Allocations(TorchDispatchMode):
     """Follows the memory of tensors from the op that made it to its end."""
 
     def __init__(self) -> None:
