@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         distribute,
         from_callback,
         reshard,
+        reshard_all,
     )
     from shardwise.sharding_spec.short import (
         block_cyclic,
@@ -66,6 +67,7 @@ __all__ = [
     "relabel",
     "replicate",
     "reshard",
+    "reshard_all",
     "run_local",
     "set_check",
 ]
@@ -83,6 +85,7 @@ _HOMES = {
         "distribute",
         "from_callback",
         "reshard",
+        "reshard_all",
     ],
     "shardwise.sharding_spec.short": [
         "block_cyclic",

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
-from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.testing.strategies import examples, layouts, shapes
-from shardwise.testing.tensors import assemble, random_shards
+from shardwise.testing.tensors import assemble, random_shards, random_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +35,7 @@ def ways(draw: st.DrawFn, *, length: int = 3) -> list[Layout]:
 
 
 def leaf(layout: Layout, *, seed: int = 0) -> ShardedTensor:
-    """A leaf that requires grad, with the content of `random_shards`."""
-    members = communicator()
-    shards = random_shards(layout, torch.float64, seed=seed).get(members.rank, [])
-    for shard in shards:
-        shard.requires_grad_()
-    return wrap(make_state(layout, shards, group=members, dtype=torch.float64, requires_grad=True))
+    return random_tensor(layout, torch.float64, seed=seed, requires_grad=True)
 
 
 def value_of(layout: Layout, *, seed: int = 0) -> torch.Tensor:

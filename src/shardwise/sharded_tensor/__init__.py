@@ -11,6 +11,7 @@ from shardwise.sharded_tensor.distributing import (
 )
 from shardwise.sharded_tensor.factories import empty, full, ones, zeros
 from shardwise.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from shardwise.sharded_tensor.reshard_all import reshard_all
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase
 from shardwise.sharded_tensor.to_layout import absent, reshard
@@ -31,5 +32,6 @@ __all__ = [
     "full",
     "ones",
     "reshard",
+    "reshard_all",
     "zeros",
 ]

@@ -44,6 +44,7 @@ class State:
     process_group: ProcessGroup | None = None
     init_rrefs: bool = False
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
+    is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
 
     @property

@@ -206,7 +206,7 @@ class ShardedTensor(ShardedTensorBase):
             return call_plain(func, args, kwargs)
         for arg in args:
             if isinstance(arg, ShardedTensor):
-                _check_graph(arg)
+                _check_usable(arg)
         custom = _custom(func, types, args, kwargs)
         if custom is not None:
             return custom()
@@ -231,11 +231,13 @@ def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
 
 def live_state(tensor: ShardedTensorBase) -> State:
     """The tensor's state; raises if autograd has gone past it. [Note: outer and inner]"""
-    _check_graph(tensor)
+    _check_usable(tensor)
     return tensor._state
 
 
-def _check_graph(tensor: ShardedTensorBase) -> None:
+def _check_usable(tensor: ShardedTensorBase) -> None:
+    if tensor._state.is_freed:
+        raise _freed(tensor._state)
     if call_plain(_GRAD_FN, (tensor,), {}) is not None:
         raise OpError(
             "a ShardedTensor went through code that its gradients cannot follow",
@@ -245,6 +247,14 @@ def _check_graph(tensor: ShardedTensorBase) -> None:
             "works on local tensors only: call it on st.local_tensor(), or use "
             "torch.utils.checkpoint with use_reentrant=False.",
         )
+
+
+def _freed(state: State) -> OpError:
+    return OpError(
+        "a ShardedTensor whose data was given up",
+        rank=state.rank,
+        fix="Use the result of reshard_all, or pass free_source=False.",
+    )
 
 
 def adopt(tensor: ShardedTensor, state: State) -> None:

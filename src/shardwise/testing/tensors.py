@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, rescale
 from shardwise.errors import LayoutError
+from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.transfer.program import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch.distributed import ProcessGroup
+
+    from shardwise.comm.communicator import Communicator
     from shardwise.geometry import Box, Layout, ReduceOp
 
-__all__ = ["assemble", "random_shards"]
+__all__ = ["assemble", "random_shards", "random_tensor"]
 
 
 def random_shards(
@@ -33,6 +39,23 @@ def random_shards(
             values[box, term] = _random(box.shape, dtype, layout.pending, generator)
         shards[rank].append(values[box, term].clone())
     return shards
+
+
+def random_tensor(
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    requires_grad: bool = False,
+    group: ProcessGroup | Communicator | None = None,
+) -> ShardedTensor:
+    """A sharded tensor of the content of `random_shards`. Every rank of the group calls it."""
+    members = communicator(group)
+    shards = random_shards(layout, dtype, seed=seed).get(members.rank, [])
+    for shard in shards:
+        shard.requires_grad_(requires_grad)
+    state = make_state(layout, shards, group=members, dtype=dtype, requires_grad=requires_grad)
+    return wrap(state)
 
 
 def assemble(layout: Layout, shards: Mapping[int, Sequence[torch.Tensor]]) -> torch.Tensor:

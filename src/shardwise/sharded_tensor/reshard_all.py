@@ -1,0 +1,237 @@
+"""`reshard_all`: many tensors to other layouts, in one exchange or in steps that free sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from shardwise.arguments import items
+from shardwise.comm.agreement import agree
+from shardwise.comm.differentiable import carriers_of
+from shardwise.comm.executor import execute_all
+from shardwise.comm.load import Transfer
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.sharded_tensor.progress import progress_bar
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.to_layout import target_of
+from shardwise.transfer import TransferPlan, plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.sharded_tensor.state import State
+    from shardwise.sharded_tensor.to_layout import Target
+
+__all__ = ["reshard_all"]
+
+Tensors = TypeVar("Tensors", "Sequence[ShardedTensor]", "Mapping[str, ShardedTensor]")
+_STEPS = 32  # about as many exchanges when sources are freed on the way
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One tensor and where it goes."""
+
+    name: str
+    tensor: ShardedTensor
+    state: State
+    target: Target
+
+    @property
+    def plan(self) -> TransferPlan:
+        return plan_reshard(self.state.layout, self.target.layout, self.state.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.state.layout.shape).numel() * self.state.dtype.itemsize
+
+    @property
+    def is_needed(self) -> bool:
+        devices = self.target.devices
+        has_moved = devices is not None and devices != self.state.devices
+        return has_moved or self.target.layout != self.state.layout
+
+
+def reshard_all(
+    tensors: Tensors,
+    specs: Any,
+    *,
+    max_bytes: int | None = None,
+    free_source: bool = False,
+    progress: bool | None = None,
+) -> Tensors:
+    """The tensors in other layouts, moved in one exchange: one message per pair of ranks.
+
+    `tensors` is a list or a dict (values that are no ShardedTensors are kept as they are), `specs`
+    one target for all (a spec, a Layout, a ShardedTensor) or as many in the same form; of a dict,
+    names that are left out stay where they are. All ranks of the tensors' group call it. Values
+    only: the results are new leaves that require grad if their sources do.
+
+    `max_bytes` caps the staging. With `free_source` the tensors go in steps, and each source is
+    given up as soon as it has moved, so that the peak is near the larger of both sides; the
+    sources cannot be used any more. `progress` shows a bar on the first rank: by default on a
+    terminal, when there are several steps.
+    """
+    names, listed = _listed(tensors)
+    done: dict[str, Any] = dict(zip(names, listed, strict=True))
+    first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
+    needed = [] if first is None else _agreed_moves(names, listed, specs, first._state.comm)
+    if first is not None and needed:
+        members = first._state.comm
+        total = sum(move.nbytes for move in needed)
+        steps = _steps(needed, total) if free_source else [needed]
+        with progress_bar("resharding", total, members, show=progress) as advance:
+            for step in steps:
+                moved = _run(step, members, max_bytes)
+                for move, state in zip(step, moved, strict=True):
+                    done[move.name] = wrap(state)
+                    if free_source:
+                        _free(move.tensor)
+                advance(sum(move.nbytes for move in step))
+    if isinstance(tensors, Mapping):
+        return type(tensors)(done)  # type: ignore[call-arg]  # a dict, OrderedDict, ...
+    return type(tensors)(done.values())  # type: ignore[call-arg]  # a list or tuple
+
+
+def _agreed_moves(
+    names: Sequence[str], tensors: Sequence[Any], specs: Any, members: Communicator
+) -> list[_Move]:
+    """The moves that change something; all ranks are known to speak of the same ones."""
+    problem: Exception | None = None
+    moves: list[_Move] = []
+    try:
+        moves = _moves(names, tensors, specs)
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    values: dict[str, object] = {"tensors": [move.name for move in moves]}
+    for move in moves:
+        values[f"{move.name!r} source layout"] = move.state.layout
+        values[f"{move.name!r} target layout"] = move.target.layout
+        values[f"{move.name!r} dtype"] = move.state.dtype
+    agree("reshard_all", values, group=members, problem=problem)
+    return [move for move in moves if move.is_needed]
+
+
+def _listed(tensors: object) -> tuple[list[str], list[Any]]:
+    if isinstance(tensors, Mapping):
+        return list(map(str, tensors)), list(tensors.values())
+    listed = items(tensors, "tensors of reshard_all", of="ShardedTensors")
+    for number, tensor in enumerate(listed):
+        if not isinstance(tensor, ShardedTensor):
+            raise ArgumentTypeError(
+                f"tensors[{number}] of reshard_all",
+                expected="a ShardedTensor",
+                got=type(tensor).__name__,
+            )
+    return [f"[{number}]" for number in range(len(listed))], listed
+
+
+def _moves(names: Sequence[str], tensors: Sequence[Any], specs: Any) -> list[_Move]:
+    targets = _targets(names, specs)
+    found = []
+    for name, tensor in zip(names, tensors, strict=True):
+        if not isinstance(tensor, ShardedTensor) or name not in targets:
+            continue
+        state = live_state(tensor)
+        if state.requires_grad and torch.is_grad_enabled() and not tensor.is_leaf:
+            raise OpError(
+                f"reshard_all of {name!r}, which autograd computed",
+                rank=state.rank,
+                fix="It moves values only: use torch.no_grad(), or shardwise.reshard for each.",
+            )
+        try:
+            target = target_of(targets[name], state.layout.shape, state.rank)
+        except Exception as error:
+            error.add_note(f"while resharding {name!r}")
+            raise
+        found.append(_Move(name, tensor, state, target))
+    groups = {tuple(move.state.comm.ranks) for move in found}
+    if len(groups) > 1:
+        raise ArgumentValueError(
+            "tensors of reshard_all",
+            expected="one process group",
+            got=f"{len(groups)} different ones",
+            fix="Call it once for each group.",
+        )
+    return found
+
+
+def _targets(names: Sequence[str], specs: Any) -> dict[str, Any]:
+    """Name -> where it goes."""
+    if isinstance(specs, Mapping):
+        strangers = [name for name in specs if name not in names]
+        if strangers:
+            raise ArgumentValueError(
+                "specs of reshard_all",
+                expected="names of the tensors",
+                got=", ".join(map(repr, strangers[:5])),
+            )
+        return dict(specs)
+    if isinstance(specs, list | tuple):
+        if len(specs) != len(names):
+            raise ArgumentValueError(
+                "specs of reshard_all", expected=f"{len(names)}, one per tensor", got=len(specs)
+            )
+        return dict(zip(names, specs, strict=True))
+    return dict.fromkeys(names, specs)
+
+
+def _steps(moves: Sequence[_Move], total: int) -> list[list[_Move]]:
+    """Neighbours together, about `_STEPS` times; the same on every rank, as sizes are global."""
+    limit = max(total // _STEPS, 1)
+    steps: list[list[_Move]] = [[]]
+    size = 0
+    for move in moves:
+        if size + move.nbytes > limit and steps[-1]:
+            steps.append([])
+            size = 0
+        steps[-1].append(move)
+        size += move.nbytes
+    return steps
+
+
+def _run(moves: Sequence[_Move], members: Communicator, max_bytes: int | None) -> list[State]:
+    with torch.no_grad():
+        transfers = [
+            Transfer(
+                move.plan,
+                move.state.shards,
+                out=_outputs(move) if len(set(move.target.devices or ())) > 1 else None,
+                dtype=move.state.dtype,
+                device=_device(move),
+                name=move.name,
+            )
+            for move in moves
+        ]
+        moved = execute_all(transfers, group=members, max_bytes=max_bytes)
+    found = []
+    for move, shards in zip(moves, moved, strict=True):
+        carriers = carriers_of(shards, dtype=move.state.dtype, device=_device(move))
+        for carrier in carriers:
+            carrier.requires_grad_(move.state.requires_grad)
+        target = move.target
+        found.append(move.state.with_carriers(carriers, layout=target.layout, spec=target.spec))
+    return found
+
+
+def _device(move: _Move) -> torch.device:
+    return move.target.devices[0] if move.target.devices else move.state.device
+
+
+def _outputs(move: _Move) -> list[torch.Tensor]:
+    shapes = move.plan.shapes_of(move.state.rank).target
+    return [
+        torch.empty(shape, dtype=move.state.dtype, device=device)
+        for shape, device in zip(shapes, move.target.devices or (), strict=True)
+    ]
+
+
+def _free(tensor: ShardedTensor) -> None:
+    """Lets go of the local tensors; what the tensor says of itself stays."""
+    tensor._state = tensor._state.with_carriers(
+        [carrier.new_empty(0) for carrier in tensor._state.carriers], is_freed=True
+    )
