@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reshard_all"]
 
-Tensors = TypeVar("Tensors", "Sequence[ShardedTensor]", "Mapping[str, ShardedTensor]")
+Tensors = TypeVar("Tensors", bound="Sequence[Any] | Mapping[str, Any]")
 _STEPS = 32  # about as many exchanges when sources are freed on the way
 
 

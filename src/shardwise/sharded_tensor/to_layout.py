@@ -86,11 +86,11 @@ def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
 
 
 def reshard(
-    x: ShardedTensor | Absent,
-    to: ShardingSpec | Layout | ShardedTensor,
+    x: torch.Tensor | Absent,
+    to: ShardingSpec | Layout | torch.Tensor,
     *,
     max_bytes: int | None = None,
-    out: ShardedTensor | None = None,
+    out: torch.Tensor | None = None,
     process_group: ProcessGroup | Communicator | None = None,
 ) -> ShardedTensor:
     """The same tensor in another layout: a spec's, a given one, or another tensor's.
@@ -110,7 +110,8 @@ def reshard(
     >>> shardwise.run_local(lambda rank: columns(rank), 2)
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
-    if isinstance(x, ShardedTensor) and out is process_group is None and _is_own_spec(x, to):
+    has_options = out is not None or process_group is not None
+    if isinstance(x, ShardedTensor) and not has_options and _is_own_spec(x, to):
         return x  # nothing to do, and no time to lose over it
     state = _source(x, process_group)
     target = target_of(to, state.layout.shape, state.rank)
@@ -124,7 +125,7 @@ def reshard(
         max_bytes=max_bytes,
         out=None if out is None else _out(out, state, target),
     )
-    if out is not None:
+    if isinstance(out, ShardedTensor):
         return out
     return x if isinstance(x, ShardedTensor) and moved is x._state else wrap(moved)
 
