@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         reshard,
         reshard_all,
     )
+    from shardwise.sharded_tensor.fallback import implicit_comm
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -57,6 +58,7 @@ __all__ = [
     "from_callback",
     "fused",
     "grid",
+    "implicit_comm",
     "init_single",
     "on_rank",
     "parse_spec",
@@ -87,6 +89,7 @@ _HOMES = {
         "reshard",
         "reshard_all",
     ],
+    "shardwise.sharded_tensor.fallback": ["implicit_comm"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

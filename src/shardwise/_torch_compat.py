@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +36,7 @@ __all__ = [
     "start_all_gather",
     "swap_impl",
     "tree_leaves",
+    "tree_map",
 ]
 
 remote_device = _remote_device

@@ -206,7 +206,7 @@ def _across_groups(rank: int) -> Any:
     (back.full_tensor() ** 2).sum().backward()
     if leaf is not None:
         assert leaf.grad is not None
-        torch.testing.assert_close(leaf.grad.full_tensor(), 2 * full)  # type: ignore[attr-defined]
+        torch.testing.assert_close(leaf.grad.full_tensor(), 2 * full)
     with (
         pytest.raises(ValueError, match="requires_grad"),
         shardwise.set_check("always", timeout=10),

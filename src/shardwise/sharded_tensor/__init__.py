@@ -1,7 +1,14 @@
 """Layer 7: the sharded tensor."""
 
 # Imported for their handlers of torch functions.
-from shardwise.sharded_tensor import autograd, comparing, copying, inspecting, moving  # noqa: F401
+from shardwise.sharded_tensor import (  # noqa: F401
+    autograd,
+    comparing,
+    copying,
+    fallback,
+    inspecting,
+    moving,
+)
 from shardwise.sharded_tensor.dispatch import custom_sharded_op_impl
 from shardwise.sharded_tensor.distributing import (
     as_local_rows,

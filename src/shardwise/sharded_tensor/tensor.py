@@ -21,7 +21,6 @@ from shardwise.sharded_tensor.dispatch import (
     HANDLERS,
     OUTER,
     call_plain,
-    function_name,
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
 
-__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "live_state", "wrap"]
+__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "live_state", "register_fallback", "wrap"]
 
 
 class ShardedTensorBase(torch.Tensor):
@@ -212,7 +211,8 @@ class ShardedTensor(ShardedTensorBase):
             return custom()
         handler = HANDLERS.get(func)
         if handler is None:
-            raise _unknown(func, args, kwargs)
+            tensors = sharded_arguments(args, kwargs, ShardedTensor)
+            return _fallback[0](func, args, kwargs, tensors)
         return handler(*args, **kwargs)
 
 
@@ -281,13 +281,10 @@ def _custom(
     return None
 
 
-def _unknown(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
-    tensors = sharded_arguments(args, kwargs, ShardedTensor)
-    layouts = "; ".join(str(tensor.shard_layout) for tensor in tensors)
-    return OpError(
-        f"torch function '{function_name(func)}' not supported for ShardedTensor!",
-        rank=tensors[0]._state.rank if tensors else None,
-        got=layouts,
-        fix="Call it on st.local_shards() or st.full_tensor(), or write it yourself: "
-        "@shardwise.sharded_tensor.custom_sharded_op_impl(function).",
-    )
+_fallback: list[Callable[..., Any]] = []  # one function, which `fallback.py` registers
+
+
+def register_fallback(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes `function(func, args, kwargs, tensors)` what torch functions without handler do."""
+    _fallback[:] = [function]
+    return function
