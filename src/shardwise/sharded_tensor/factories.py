@@ -64,14 +64,14 @@ def zeros(
     sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
 ) -> ShardedTensor:
     """Sharded tensor of zeros; options as in `FactoryOptions`."""
-    return full(sharding_spec, checked_size(size), 0, **options)
+    return full(sharding_spec, _as_one(size), 0, **options)
 
 
 def ones(
     sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
 ) -> ShardedTensor:
     """Sharded tensor of ones; options as in `FactoryOptions`."""
-    return full(sharding_spec, checked_size(size), 1, **options)
+    return full(sharding_spec, _as_one(size), 1, **options)
 
 
 def full(
@@ -188,9 +188,14 @@ def _check_options(layout: torch.layout, memory_format: torch.memory_format) -> 
         )
 
 
+def _as_one(size: Sequence[Any]) -> Any:
+    """`(4, 6)` of the arguments `4, 6` or `(4, 6)`, right or wrong."""
+    return size[0] if len(size) == 1 and not is_whole_number(size[0]) else size
+
+
 def checked_size(size: Sequence[Any]) -> tuple[int, ...]:
-    """`(4, 6)` from the arguments `4, 6` or `(4, 6)`."""
-    listed = size[0] if len(size) == 1 and not is_whole_number(size[0]) else size
+    """The size that the arguments `4, 6` or `(4, 6)` say."""
+    listed = _as_one(size)
     try:
         dims = list(listed)
     except TypeError:

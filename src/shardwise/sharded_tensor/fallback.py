@@ -85,7 +85,7 @@ def gather_and_compute(
             full[id(value)] = replicated_state(value._state).shards[0]
         return full[id(value)]
 
-    changed = args[0] if _is_in_place(func) and args else None
+    changed = _changed(args, kwargs) if _is_in_place(func) else None
     if isinstance(changed, ShardedTensor):
         full[id(changed)] = plain(changed).clone()
     result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
@@ -100,6 +100,12 @@ def gather_and_compute(
         return wrap(first.with_carriers([value], layout=layout, spec=None))
 
     return tree_map(everywhere, result)
+
+
+def _changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The argument that an in-place function changes: its first."""
+    named = [kwargs[name] for name in ("self", "input", "tensor") if name in kwargs]
+    return next(iter([*args, *named]), None)
 
 
 def _is_in_place(func: Any) -> bool:
