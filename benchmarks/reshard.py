@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import sys
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 import shardwise
-from benchmarks.harness import Case, Clock, Result, System, measure
+from benchmarks.harness import Case, Result, System, measure
+from benchmarks.ranks import clock, group_name, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.comm import Transfer, execute, execute_all
 from shardwise.testing.memory import peak_growth
@@ -217,15 +216,6 @@ def dtensor(task: Task, shards: list[torch.Tensor], world_size: int) -> System:
 # -- on every rank -----------------------------------------------------------------------------
 
 
-def clock() -> Clock:
-    def slowest(seconds: float) -> float:
-        agreed = torch.tensor([seconds], dtype=torch.float64)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        return agreed.item()
-
-    return Clock(line_up=dist.barrier, agree=slowest)
-
-
 def local_shards(layout: Layout, rank: int) -> list[torch.Tensor]:
     """Numbers that say where they are, so that a wrong result is seen."""
     columns = layout.shape[-1]
@@ -282,10 +272,6 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
     repeats = options.repeats * (1 if max(plan.output_bytes.values()) > LEAST_OUTPUT else 12)
     result = measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock())
     return replace(result, name=task.name)
-
-
-def group_name(shape: tuple[int, ...], world_size: int) -> str:
-    return f"{world_size} ranks, {shape[0]} x {shape[1]}"
 
 
 def peaks(
@@ -353,8 +339,7 @@ def many(num_tensors: int, rank: int, world_size: int, options: Options) -> Resu
 
 
 def on_rank(rank: int, options: Options) -> list[Result]:
-    warnings.simplefilter("ignore", FutureWarning)  # that torch's ShardedTensor is deprecated
-    logging.getLogger("torch").setLevel(logging.ERROR)  # that DTensor gathers instead
+    quiet_peers()
     world_size = dist.get_world_size()
     large, uneven, small = QUICK_SHAPES if options.quick else SHAPES
     results = []

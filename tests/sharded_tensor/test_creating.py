@@ -45,7 +45,9 @@ def _made(rank: int, listed: list[Case]) -> list[Any]:
             spec.shard(full, src_rank=1),
         ]
         if spec.layout(shape).pending is None:
-            forms.append(shardwise.from_callback(spec, shape, full.__getitem__, dtype=torch.float64))
+            forms.append(
+                shardwise.from_callback(spec, shape, full.__getitem__, dtype=torch.float64)
+            )
         for form in forms:
             assert form.sharding_spec() is spec
             assert form.shard_layout == spec.layout(shape)

@@ -1,0 +1,142 @@
+"""Distributing and gathering on local ranks (gloo, loopback): ours, torch's ShardedTensor, DTensor.
+
+All systems start from the same full tensor and end with tensors of their own; all ranks take the
+same samples, of which each lasts as long as its slowest rank. Checks between ranks are on in ours,
+as they are by default. "one rank to rows" is `distribute`, torch's `_shard_tensor` and DTensor's
+`distribute_tensor`; "rows to one rank" is `gather`, into a tensor that is there already; "rows to
+all ranks" is `full_tensor`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
+
+import torch
+import torch.distributed as dist
+
+import shardwise
+from benchmarks.harness import Case, Result, System, measure
+from benchmarks.ranks import clock, group_name, quiet_peers
+from benchmarks.report import Options, Report, parse_options
+from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from shardwise.geometry import Layout
+
+SHAPES = ((8192, 8192), (8192, 512), (512, 512))
+QUICK_SHAPES = ((1024, 1024), (64, 64))
+SCATTER, ALL, ONE = "one rank to rows", "rows to all ranks", "rows to one rank"
+COLUMNS = "one rank to columns"
+
+
+def full_tensor(shape: tuple[int, ...]) -> torch.Tensor:
+    """Numbers that say where they are, so that a wrong result is seen."""
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.int64).view(shape).float()
+
+
+def torch_systems(
+    full: torch.Tensor, rank: int, out: torch.Tensor | None
+) -> dict[str, System | str | None]:
+    """torch's ShardedTensor."""
+    api = importlib.import_module("torch.distributed._shard.api")
+    specs = importlib.import_module("torch.distributed._shard.sharding_spec")
+    places = [f"rank:{k}/cpu" for k in range(dist.get_world_size())]
+    rows, columns = (specs.ChunkShardingSpec(dim, places) for dim in (0, 1))
+    held = api._shard_tensor(full, rows)
+    return {
+        SCATTER: lambda: api._shard_tensor(full, rows).local_tensor(),
+        COLUMNS: lambda: api._shard_tensor(full, columns).local_tensor(),
+        ONE: lambda: held.gather(0, out) or out,
+        ALL: "cannot",
+    }
+
+
+def dtensor_systems(full: torch.Tensor) -> dict[str, System | str | None]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    held = distribute_tensor(full, mesh, [Shard(0)])
+    return {
+        SCATTER: lambda: distribute_tensor(full, mesh, [Shard(0)]).to_local(),
+        COLUMNS: lambda: distribute_tensor(full, mesh, [Shard(1)]).to_local(),
+        ONE: "cannot",
+        ALL: held.full_tensor,
+    }
+
+
+def our_systems(
+    full: torch.Tensor, rank: int, out: torch.Tensor | None
+) -> dict[str, System | str | None]:
+    rows, columns = shardwise.chunk(0), shardwise.chunk(1)
+    held = shardwise.distribute(full, rows)
+    return {
+        SCATTER: lambda: shardwise.distribute(full, rows).local_tensor(),
+        COLUMNS: lambda: shardwise.distribute(full, columns).local_tensor(),
+        ONE: lambda: held.gather(0, out),
+        ALL: held.full_tensor,
+    }
+
+
+def layouts(name: str, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
+    """(before, after) of a case, for its plan."""
+    specs = {
+        SCATTER: (shardwise.on_rank(0), shardwise.chunk(0)),
+        COLUMNS: (shardwise.on_rank(0), shardwise.chunk(1)),
+        ONE: (shardwise.chunk(0), shardwise.on_rank(0)),
+        ALL: (shardwise.chunk(0), shardwise.replicate()),
+    }
+    before, after = specs[name]
+    return before.layout(shape), after.layout(shape)
+
+
+def on_rank(rank: int, options: Options) -> list[Result]:
+    quiet_peers()
+    results = []
+    for shape in QUICK_SHAPES if options.quick else SHAPES:
+        full = full_tensor(shape)
+        out = torch.empty(shape) if rank == 0 else None
+        systems = {
+            "ours": our_systems(full, rank, out),
+            "ShardedTensor": torch_systems(full, rank, out),
+            "DTensor": dtensor_systems(full),
+        }
+        for name in (SCATTER, COLUMNS, ONE, ALL):
+            runs = {system: found[name] for system, found in systems.items()}
+            found = {system: run() for system, run in runs.items() if callable(run)}
+            for system, value in found.items():
+                if isinstance(value, torch.Tensor):
+                    torch.testing.assert_close(value, found["ours"], msg=f"{name}: {system}")
+            plan = plan_reshard(*layouts(name, shape), itemsize=4)
+            counts = {"bytes": {"ours": plan.total_bytes, "lower bound": plan.lower_bound}}
+            assert plan.total_bytes == plan.lower_bound
+            group = group_name(shape, dist.get_world_size())
+            case = Case(name, runs, group=group, counts=counts)
+            is_small = full.nbytes < 1 << 23  # short exchanges scatter, and cost little to repeat
+            repeats = options.repeats * (12 if is_small else 1)
+            results.append(measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()))
+    return results
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "")
+    if not options.quick:
+        options = replace(options, budget_s=6.0)
+    report = Report("create", options)
+    for world_size in (2, 4):
+        print(f"{world_size} ranks ...", file=sys.stderr)
+        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    for result in report.results:
+        for system in ("ShardedTensor", "DTensor"):
+            report.check_ratio(result.name, group=result.group, system=system, limit=1.0)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
