@@ -1,14 +1,15 @@
-"""What callers pass: whole numbers of Python, numpy or torch, and lists; the rest is refused."""
+"""What callers pass: numbers of Python, numpy or torch, and lists; the rest is refused."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["is_whole_number", "items", "whole_number", "whole_numbers"]
+__all__ = ["is_whole_number", "items", "real_number", "whole_number", "whole_numbers"]
 
 
 def is_whole_number(value: object) -> bool:
@@ -40,6 +41,19 @@ def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ..
     if min(found, default=least) < least:
         raise ArgumentValueError(what, expected=f"numbers >= {least}", got=_shown(found))
     return found
+
+
+def real_number(value: object, what: str) -> float:
+    """`value` as a float; raises an error about `what` if it is no number, or not a number."""
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]  # the TypeError is the check
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentTypeError(what, expected="a number", got=_shown(value)) from None
+    if math.isnan(number):
+        raise ArgumentValueError(what, expected="a number", got=number)
+    return number
 
 
 def items(values: object, what: str, *, of: str) -> list[Any]:
