@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         reshard_all,
     )
     from shardwise.sharded_tensor.fallback import implicit_comm
+    from shardwise.sharded_tensor.seeds import manual_seed
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -60,6 +61,7 @@ __all__ = [
     "grid",
     "implicit_comm",
     "init_single",
+    "manual_seed",
     "on_rank",
     "parse_spec",
     "partial",
@@ -90,6 +92,7 @@ _HOMES = {
         "reshard_all",
     ],
     "shardwise.sharded_tensor.fallback": ["implicit_comm"],
+    "shardwise.sharded_tensor.seeds": ["manual_seed"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

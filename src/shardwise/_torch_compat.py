@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "TorchDispatchMode",
     "all_gather_single",
+    "fan_of",
     "foreach_copy",
     "group_store",
     "mesh_placement_types",
@@ -45,6 +46,12 @@ remote_device = _remote_device
 _dist: Any = dist
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def fan_of(tensor: torch.Tensor, mode: str) -> int:
+    """The fan of a weight, "fan_in" or "fan_out", as `torch.nn.init` has it."""
+    private: Any = torch.nn.init
+    return int(private._calculate_correct_fan(tensor, mode))
 
 
 def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

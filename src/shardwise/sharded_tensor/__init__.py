@@ -18,10 +18,11 @@ from shardwise.sharded_tensor.distributing import (
 )
 from shardwise.sharded_tensor.factories import empty, full, ones, zeros
 from shardwise.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from shardwise.sharded_tensor.reshard_all import reshard_all
+from shardwise.sharded_tensor.random_fills import rand, randn
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase
 from shardwise.sharded_tensor.to_layout import absent, reshard
+from shardwise.sharded_tensor.to_layouts import reshard_all
 
 __all__ = [
     "Shard",
@@ -38,6 +39,8 @@ __all__ = [
     "from_callback",
     "full",
     "ones",
+    "rand",
+    "randn",
     "reshard",
     "reshard_all",
     "zeros",

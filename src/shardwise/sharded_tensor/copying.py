@@ -10,8 +10,14 @@ import torch
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import call_plain, handles
-from shardwise.sharded_tensor.resharding import cut_state, replicated_state, reshard_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+from shardwise.sharded_tensor.factories import as_one, checked_size
+from shardwise.sharded_tensor.resharding import (
+    cut_state,
+    replicated_layout,
+    replicated_state,
+    reshard_state,
+)
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, check_writable, wrap
 from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
@@ -113,6 +119,7 @@ def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
             rank=source._state.rank if isinstance(source, ShardedTensor) else None,
             fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor()).",
         )
+    check_writable(tensor, _Tensor.copy_)
     state = tensor._state
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
@@ -142,6 +149,7 @@ def _in_layout_of(state: State, source: torch.Tensor) -> State:
 
 @handles(_Tensor.zero_, torch.zero_)
 def _zero(tensor: ShardedTensor) -> ShardedTensor:
+    check_writable(tensor, _Tensor.zero_)
     for carrier in tensor._state.carriers:
         carrier.zero_()
     return tensor
@@ -149,6 +157,7 @@ def _zero(tensor: ShardedTensor) -> ShardedTensor:
 
 @handles(_Tensor.fill_, torch.fill_)
 def _fill(tensor: ShardedTensor, value: Any) -> torch.Tensor:
+    check_writable(tensor, _Tensor.fill_)
     state = tensor._state
     if state.layout.pending is not None:
         number = torch.as_tensor(value, dtype=state.dtype)
@@ -200,6 +209,42 @@ def _zeros_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> Sharde
 @handles(torch.ones_like)
 def _ones_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
     return _full_like(tensor, 1, **options)
+
+
+@handles(_Tensor.new_empty)
+def _new_empty(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
+    """In the tensor's own layout if it is of that size, else whole on every rank."""
+    shape = checked_size([options.pop("size")] if "size" in options else size)
+    state = tensor._state
+    if shape == state.layout.shape:
+        return empty_like(tensor, **options)
+    made = state.carriers[0].detach().new_empty(shape, **options)
+    return wrap(state.with_carriers([made], layout=replicated_layout(shape, state), spec=None))
+
+
+@handles(_Tensor.new_full)
+def _new_full(tensor: ShardedTensor, size: Any, fill_value: Any, **options: Any) -> ShardedTensor:
+    requires_grad = options.pop("requires_grad", False)
+    made = _new_empty(tensor, size, **options)
+    _fill(made, fill_value)
+    return set_requires_grad(made, requires_grad)
+
+
+@handles(_Tensor.new_zeros)
+def _new_zeros(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
+    return _new_full(tensor, options.pop("size", as_one(size)), 0, **options)
+
+
+@handles(_Tensor.new_ones)
+def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
+    return _new_full(tensor, options.pop("size", as_one(size)), 1, **options)
+
+
+@handles(_Tensor.view_as)
+def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
+        return wrap(tensor._state.map(lambda local: local.view_as(local)))
+    return tensor.view(other.shape)
 
 
 @handles(torch._has_compatible_shallow_copy_type)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FactoryOptions",
+    "as_one",
     "checked_size",
     "empty",
     "empty_state",
@@ -64,14 +65,14 @@ def zeros(
     sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
 ) -> ShardedTensor:
     """Sharded tensor of zeros; options as in `FactoryOptions`."""
-    return full(sharding_spec, _as_one(size), 0, **options)
+    return full(sharding_spec, as_one(size), 0, **options)
 
 
 def ones(
     sharding_spec: ShardingSpec, *size: Any, **options: Unpack[FactoryOptions]
 ) -> ShardedTensor:
     """Sharded tensor of ones; options as in `FactoryOptions`."""
-    return full(sharding_spec, _as_one(size), 1, **options)
+    return full(sharding_spec, as_one(size), 1, **options)
 
 
 def full(
@@ -188,14 +189,14 @@ def _check_options(layout: torch.layout, memory_format: torch.memory_format) -> 
         )
 
 
-def _as_one(size: Sequence[Any]) -> Any:
+def as_one(size: Sequence[Any]) -> Any:
     """`(4, 6)` of the arguments `4, 6` or `(4, 6)`, right or wrong."""
     return size[0] if len(size) == 1 and not is_whole_number(size[0]) else size
 
 
 def checked_size(size: Sequence[Any]) -> tuple[int, ...]:
     """The size that the arguments `4, 6` or `(4, 6)` say."""
-    listed = _as_one(size)
+    listed = as_one(size)
     try:
         dims = list(listed)
     except TypeError:

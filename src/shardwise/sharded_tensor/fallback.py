@@ -16,7 +16,13 @@ from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.resharding import replicated_layout, replicated_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, register_fallback, wrap
+from shardwise.sharded_tensor.tensor import (
+    ShardedTensor,
+    adopt,
+    check_writable,
+    register_fallback,
+    wrap,
+)
 from shardwise.transfer import plan_reshard
 from shardwise.transfer.units import format_bytes
 
@@ -87,19 +93,37 @@ def gather_and_compute(
 
     changed = _changed(args, kwargs) if _is_in_place(func) else None
     if isinstance(changed, ShardedTensor):
+        check_writable(changed, func)
         full[id(changed)] = plain(changed).clone()
     result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
     if isinstance(changed, ShardedTensor):
-        changed.copy_(full[id(changed)])
+        value = full[id(changed)]
+        if value.shape == changed.shape:
+            changed.copy_(value)
+        else:  # t_, squeeze_, ...
+            layout = replicated_layout(tuple(value.shape), first)
+            adopt(changed, changed._state.with_carriers([value], layout=layout, spec=None))
         return changed
+
+    copies = [full[id(tensor)] for tensor in tensors if _is_copy(full[id(tensor)], tensor)]
 
     def everywhere(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         layout = replicated_layout(tuple(value.shape), first)
-        return wrap(first.with_carriers([value], layout=layout, spec=None))
+        # A view of a gathered copy: what is written into it would not reach the tensor.
+        is_view = any(value._is_view() and value._base is _root(copy) for copy in copies)
+        return wrap(first.with_carriers([value], layout=layout, spec=None, is_lost_view=is_view))
 
     return tree_map(everywhere, result)
+
+
+def _is_copy(full: torch.Tensor, tensor: ShardedTensor) -> bool:
+    return all(full is not shard for shard in tensor._state.shards)
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -45,6 +45,7 @@ class State:
     init_rrefs: bool = False
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
+    is_lost_view: bool = False  # whether it shows a gathered copy, so that writing is in vain
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
 
     @property
@@ -93,7 +94,7 @@ class State:
 
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks and remote references stay behind."""
-        changes = {"hooks": [], "remote": None} | changes
+        changes = {"hooks": [], "remote": None, "is_lost_view": False} | changes
         return replace(self, carriers=tuple(carriers), **changes)
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:

@@ -21,6 +21,7 @@ from shardwise.sharded_tensor.dispatch import (
     HANDLERS,
     OUTER,
     call_plain,
+    function_name,
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
 
-__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "live_state", "register_fallback", "wrap"]
+__all__ = [
+    "ShardedTensor",
+    "ShardedTensorBase",
+    "adopt",
+    "check_writable",
+    "live_state",
+    "register_fallback",
+    "wrap",
+]
 
 
 class ShardedTensorBase(torch.Tensor):
@@ -246,6 +255,17 @@ def _check_usable(tensor: ShardedTensorBase) -> None:
             fix="A user's autograd.Function, a full backward hook or reentrant checkpointing "
             "works on local tensors only: call it on st.local_tensor(), or use "
             "torch.utils.checkpoint with use_reentrant=False.",
+        )
+
+
+def check_writable(tensor: ShardedTensor, func: Any) -> None:
+    """Raises if what an in-place function writes into the tensor would be lost."""
+    if tensor._state.is_lost_view:
+        raise OpError(
+            f"{function_name(func)} into a view of a ShardedTensor",
+            rank=tensor._state.rank,
+            got="a view that was gathered: the tensor itself would not change",
+            fix="Change the tensor itself, or st.local_shards().",
         )
 
 

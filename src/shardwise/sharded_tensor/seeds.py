@@ -1,0 +1,92 @@
+"""Which random numbers come next: a seed and a count of calls per process group.
+
+[Note: seeds] The key of a random call is (seed, how many random calls its group made before), so
+the numbers depend neither on the layout nor on the ranks of the group: the first `randn` of a seed
+is the same tensor everywhere. A call on one group does not move the count of another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwise.arguments import whole_number
+from shardwise.comm.communicator import simulated_rank
+from shardwise.comm.process_group import communicator
+from shardwise.random import Key
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from shardwise.comm.communicator import Communicator
+
+__all__ = ["manual_seed", "next_key"]
+
+
+@dataclass(slots=True)
+class _Stream:
+    seed: int
+    epoch: int  # of the `manual_seed` for all groups that it follows; -1: it has its own
+    count: int = 0
+
+
+# Module state, because it is the sharded side of torch's own global generator.
+_streams: weakref.WeakKeyDictionary[Communicator, _Stream] = weakref.WeakKeyDictionary()
+_chosen: tuple[int, int | None] = (0, None)  # epoch, seed for all groups
+
+
+def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None = None) -> None:
+    """Starts the random numbers of sharded tensors anew; of one group only if it is given.
+
+    All ranks call it with the same seed. Without it the seed is that of torch's own generator on
+    the group's first rank, asked for once, at the first random call.
+
+    Groups count their calls apart, so with one seed the first random tensor of each group is the
+    same. Groups whose tensors are to differ get seeds of their own.
+    """
+    global _chosen
+    number = whole_number(seed, "seed", least=-(2**63))
+    Key(number)  # which checks its range
+    if process_group is not None or simulated_rank.get() is not None:
+        _streams[communicator(process_group)] = _Stream(number, epoch=-1)
+        return
+    _chosen = (_chosen[0] + 1, number)
+    _streams.clear()
+
+
+def next_key(members: Communicator, generator: torch.Generator | None = None) -> Key:
+    """The key of this random call of the group. All ranks ask, in the same order.
+
+    Communicates only when the group's seed has to be asked for, or a `generator` is given: then
+    the key is one draw from it on the group's first rank.
+    """
+    if generator is not None:
+        return Key(_from_first(members, generator))
+    stream = _streams.get(members)
+    if stream is None or stream.epoch not in (-1, _chosen[0]):
+        epoch, seed = _chosen
+        seed = _from_first(members, None) if seed is None else seed
+        stream = _streams[members] = _Stream(seed, epoch)
+    stream.count += 1
+    return Key(stream.seed, stream.count - 1)
+
+
+def _from_first(members: Communicator, generator: torch.Generator | None) -> int:
+    """A seed that the first rank of the group chooses."""
+    first = next(iter(members.ranks))
+    number = torch.zeros(1, dtype=torch.int64)
+    if members.rank == first:
+        # A generator of the meta device has no numbers, and a CUDA one draws on its own device.
+        device = "cpu" if generator is None else generator.device
+        if generator is None:
+            number[0] = Key(torch.initial_seed()).seed - 2**63
+        else:
+            number.copy_(torch.randint(2**63 - 1, (1,), generator=generator, device=device))
+    if len(members.ranks) > 1:
+        sent = number.to(members.wire_device)
+        members.broadcast(sent, first)
+        number = sent.cpu()
+    return int(number.item()) + (2**63 if generator is None else 0)
