@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharded_tensor import (
         ShardedTensor,
-        absent,
         as_local_rows,
         as_replicated,
         distribute,
         from_callback,
-        reshard,
     )
+    from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -74,13 +73,12 @@ _HOMES = {
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
-        "absent",
         "as_local_rows",
         "as_replicated",
         "distribute",
         "from_callback",
-        "reshard",
     ],
+    "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

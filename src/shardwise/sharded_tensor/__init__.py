@@ -13,7 +13,6 @@ from shardwise.sharded_tensor.factories import empty, full, ones, zeros
 from shardwise.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase
-from shardwise.sharded_tensor.to_layout import absent, reshard
 
 __all__ = [
     "Shard",
@@ -21,7 +20,6 @@ __all__ = [
     "ShardedTensorBase",
     "ShardedTensorMetadata",
     "TensorProperties",
-    "absent",
     "as_local_rows",
     "as_replicated",
     "custom_sharded_op_impl",
@@ -30,6 +28,5 @@ __all__ = [
     "from_callback",
     "full",
     "ones",
-    "reshard",
     "zeros",
 ]
