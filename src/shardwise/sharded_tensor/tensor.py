@@ -188,6 +188,21 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
+    # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
+    # refuse the seed's `process_group`.
+
+    def cpu(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """On the CPU; takes `memory_format` and `process_group`, the group of the result."""
+        return self.__torch_function__(torch.Tensor.cpu, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    def cuda(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """On this process's GPU; arguments as of `Tensor.cuda`, and `process_group`."""
+        return self.__torch_function__(torch.Tensor.cuda, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    def to(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """Of another device or dtype; arguments as of `Tensor.to`, and `process_group`."""
+        return self.__torch_function__(torch.Tensor.to, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+
     @classmethod
     def __torch_function__(
         cls,
