@@ -82,7 +82,10 @@ class _PartialTensor(ShardedTensor):
 
         Differentiable; this tensor stays as it is.
         """
-        return reshard(self, resharding_spec)
+        found = reshard(self, resharding_spec)
+        if found is not self:
+            return found
+        return wrap(self._state.with_carriers(self._state.carriers, spec=resharding_spec))
 
     @classmethod
     def __torch_function__(
