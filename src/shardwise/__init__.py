@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharded_tensor import (
         ShardedTensor,
-        absent,
         as_local_rows,
         as_replicated,
         distribute,
         from_callback,
-        reshard,
-        reshard_all,
     )
     from shardwise.sharded_tensor.fallback import implicit_comm
     from shardwise.sharded_tensor.seeds import manual_seed
+    from shardwise.sharded_tensor.to_layout import absent, reshard
+    from shardwise.sharded_tensor.to_layouts import reshard_all
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -83,16 +82,15 @@ _HOMES = {
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
-        "absent",
         "as_local_rows",
         "as_replicated",
         "distribute",
         "from_callback",
-        "reshard",
-        "reshard_all",
     ],
     "shardwise.sharded_tensor.fallback": ["implicit_comm"],
     "shardwise.sharded_tensor.seeds": ["manual_seed"],
+    "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
+    "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

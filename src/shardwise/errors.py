@@ -9,7 +9,8 @@ ShardwiseError
 ├── SpecError            ValueError      a recipe that does not fit itself or the shape
 │   └── NamedDimError    NotImplementedError
 ├── MetadataError        ValueError      shard metadata that contradicts itself
-│   └── PickleError      RuntimeError    metadata that cannot be written or read
+│   ├── PickleError      RuntimeError    metadata that cannot be written or read
+│   └── ShardCountError  RuntimeError    more or fewer local shards than the metadata has
 ├── PlanError            ValueError      layouts between which there is no plan, a cap too small
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
@@ -46,6 +47,7 @@ __all__ = [
     "PlacementError",
     "PlanError",
     "RankFailure",
+    "ShardCountError",
     "ShardwiseError",
     "SpecError",
     "TilingError",
@@ -119,6 +121,10 @@ class MetadataError(ShardwiseError, ValueError):
 
 class PickleError(MetadataError, RuntimeError):
     """Metadata that cannot be written to a pickle or read from one."""
+
+
+class ShardCountError(MetadataError, RuntimeError):
+    """Local shards of which the metadata has another number."""
 
 
 class PlanError(ShardwiseError, ValueError):

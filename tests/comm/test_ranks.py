@@ -60,7 +60,8 @@ def test_members_pass_and_others_are_listed() -> None:
     with pytest.raises(LayoutError) as caught:
         group.check_members(iter([0, 1, 2, 0]), what="layout of 'w'")
     assert str(caught.value).startswith(
-        "layout of 'w': expected only ranks of its group (ranks 1, 3), got ranks 0, 2. Name"
+        "layout of 'w': Global rank 0 does not exist in input process group: expected only "
+        "ranks of its group (ranks 1, 3), got ranks 0, 2. Name"
     )
 
 

@@ -90,7 +90,7 @@ class GroupRanks:
         strangers = [rank for rank in named if rank not in self.group_rank_of]
         if strangers:
             raise LayoutError(
-                what,
+                f"{what}: Global rank {strangers[0]} does not exist in input process group",
                 expected=f"only ranks of its group ({ranks_text(self.ranks)})",
                 got=ranks_text(strangers),
                 fix="Name global ranks that are members, or pass a group that has all of them.",

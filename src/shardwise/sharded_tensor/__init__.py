@@ -9,7 +9,10 @@ from shardwise.sharded_tensor import (  # noqa: F401
     inspecting,
     moving,
 )
-from shardwise.sharded_tensor.dispatch import custom_sharded_op_impl
+
+# The seed's submodules, which its users reach as attributes of this one.
+from shardwise.sharded_tensor import api, logger, reshard, utils  # noqa: F401  # isort: skip
+from shardwise.sharded_tensor.dispatch import _sharded_op_impl, custom_sharded_op_impl
 from shardwise.sharded_tensor.distributing import (
     as_local_rows,
     as_replicated,
@@ -17,20 +20,24 @@ from shardwise.sharded_tensor.distributing import (
     from_callback,
 )
 from shardwise.sharded_tensor.factories import empty, full, ones, zeros
-from shardwise.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from shardwise.sharded_tensor.from_shards import init_from_local_shards
+from shardwise.sharded_tensor.metadata import (
+    ShardedTensorMetadata,
+    ShardMetadata,
+    TensorProperties,
+)
 from shardwise.sharded_tensor.random_fills import rand, randn
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase
-from shardwise.sharded_tensor.to_layout import absent, reshard
-from shardwise.sharded_tensor.to_layouts import reshard_all
 
 __all__ = [
     "Shard",
+    "ShardMetadata",
     "ShardedTensor",
     "ShardedTensorBase",
     "ShardedTensorMetadata",
     "TensorProperties",
-    "absent",
+    "_sharded_op_impl",
     "as_local_rows",
     "as_replicated",
     "custom_sharded_op_impl",
@@ -38,10 +45,9 @@ __all__ = [
     "empty",
     "from_callback",
     "full",
+    "init_from_local_shards",
     "ones",
     "rand",
     "randn",
-    "reshard",
-    "reshard_all",
     "zeros",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "CUSTOM",
     "HANDLERS",
     "OUTER",
+    "_sharded_op_impl",
     "call_plain",
     "custom_sharded_op_impl",
     "function_name",
@@ -63,6 +64,27 @@ def custom_sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Hand
     def register(implementation: Handler) -> Handler:
         check_custom_op(implementation)
         CUSTOM[func] = implementation
+        return implementation
+
+    return register
+
+
+def _sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Handler]:
+    """Decorator: as `custom_sharded_op_impl`, but a spec's own op goes before it.
+
+    It takes the place of the built-in implementation, if there is one.
+    """
+
+    def register(implementation: Handler) -> Handler:
+        check_custom_op(implementation)
+
+        def handler(*args: Any, **kwargs: Any) -> Any:
+            tensors = sharded_arguments(args, kwargs, torch.Tensor)
+            types = tuple(dict.fromkeys(type(t) for t in tensors if type(t) is not torch.Tensor))
+            group = next(t._state.process_group for t in tensors if hasattr(t, "_state"))
+            return implementation(types, args, kwargs, group)
+
+        HANDLERS[func] = handler
         return implementation
 
     return register

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.geometry import Box, Layout
 
-__all__ = ["as_local_rows", "as_replicated", "distribute", "from_callback"]
+__all__ = ["as_local_rows", "as_replicated", "digest", "distribute", "from_callback"]
 
 
 def distribute(
@@ -65,7 +65,7 @@ def distribute(
         values |= {"size": shape, "dtype": tensor.dtype, "requires_grad": tensor.requires_grad}
         values |= {"sharding_spec": layout}
         if src_rank is None and should_check(hot=True):
-            values["data"] = _digest(tensor)
+            values["data"] = digest(tensor)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     agree("distribute", values, group=members, problem=problem, phrases=_SEED_PHRASES)
@@ -141,7 +141,8 @@ def _check_full(tensor: object, members: Communicator, src_rank: object) -> None
         )
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest(tensor: torch.Tensor) -> str:
+    """Digest of the values, bit for bit."""
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data.tobytes(), digest_size=16).hexdigest()
 
@@ -207,7 +208,7 @@ def as_replicated(x: torch.Tensor, *, process_group: ProcessGroup | None = None)
     members = communicator(process_group)
     _check_plain(x, "as_replicated")
     if should_check(hot=True):
-        values = {"size": tuple(x.shape), "dtype": x.dtype, "data": _digest(x)}
+        values = {"size": tuple(x.shape), "dtype": x.dtype, "data": digest(x)}
         agree("as_replicated", values, group=members, hot=True)
     layout = replicated(tuple(x.shape), tuple(sorted(members.ranks)))
     return wrap(make_state(layout, [x], group=members))

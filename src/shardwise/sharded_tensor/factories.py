@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from shardwise.geometry import Box
+    from shardwise.metadata import TensorProperties
     from shardwise.sharded_tensor.state import State
 
 __all__ = [
     "FactoryOptions",
+    "_create_tensor_from_params",
     "as_one",
     "checked_size",
     "empty",
     "empty_state",
     "full",
+    "home_device",
     "ones",
     "state_of_pieces",
     "zeros",
@@ -164,14 +167,14 @@ def state_of_pieces(
         group=members,
         spec=spec,
         dtype=dtype,
-        device=_device_of(spec, shape) if not shards else None,
+        device=home_device(spec, shape) if not shards else None,
         requires_grad=requires_grad,
         init_rrefs=init_rrefs,
     )
     return connect(state)
 
 
-def _device_of(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
+def home_device(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
     """Where a rank that holds nothing of the tensor takes it to be."""
     placements = spec._pieces(shape).placements
     kind = next((p.device().type for p in placements if p is not None), "cpu")
@@ -208,3 +211,18 @@ def checked_size(size: Sequence[Any]) -> tuple[int, ...]:
     if any(dim < 0 for dim in dims):
         raise ArgumentValueError("size", expected="numbers >= 0", got=repr(dims))
     return tuple(int(dim) for dim in dims)
+
+
+def _create_tensor_from_params(
+    *size: Any, local_device: str | torch.device, tensor_properties: TensorProperties
+) -> torch.Tensor:
+    """A plain uninitialised tensor with the given properties; the seed's helper."""
+    return torch.empty(
+        *size,
+        dtype=tensor_properties.dtype,
+        layout=tensor_properties.layout,
+        device=local_device,
+        requires_grad=tensor_properties.requires_grad,
+        memory_format=tensor_properties.memory_format,
+        pin_memory=tensor_properties.pin_memory,
+    )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["GroupLike", "State", "make_state"]
+__all__ = ["GroupLike", "LooseState", "State", "make_state"]
 
 GroupLike = "ProcessGroup | Communicator | None"
 
@@ -56,6 +56,11 @@ class State:
     @property
     def boxes(self) -> tuple[Box, ...]:
         return self.layout.boxes_of(self.rank)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The rank of each local shard: this one."""
+        return (self.rank,) * len(self.boxes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,6 +105,25 @@ class State:
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
         """The same, holding `fn` of each local tensor, ties included."""
         return self.with_carriers([fn(carrier) for carrier in self.carriers], **changes)
+
+
+@dataclass(slots=True, eq=False)
+class LooseState(State):
+    """A tensor of no group, of which this process holds any shards, also of several ranks."""
+
+    held: tuple[tuple[int, Box], ...] = ()  # rank and box of each carrier; none: there is a tie
+
+    @property
+    def shards(self) -> Carriers:
+        return self.carriers if self.held else ()
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(box for _, box in self.held)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return tuple(rank for rank, _ in self.held)
 
 
 def make_state(

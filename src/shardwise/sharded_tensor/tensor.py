@@ -14,8 +14,7 @@ import torch
 
 from shardwise._torch_compat import swap_impl
 from shardwise.errors import OpError
-from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
-from shardwise.placement import placement_at
+from shardwise.sharded_tensor.assigning import Assigned
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
@@ -25,14 +24,18 @@ from shardwise.sharded_tensor.dispatch import (
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered
-from shardwise.sharded_tensor.shard import Shard
+from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
 from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch.distributed import ProcessGroup
+
     from shardwise.geometry import Layout
+    from shardwise.metadata import ShardedTensorMetadata
     from shardwise.sharded_tensor.gathering import GradOfPlain
+    from shardwise.sharded_tensor.shard import Shard
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -55,6 +58,12 @@ class ShardedTensorBase(torch.Tensor):
 
     _state: State
 
+    # What callers of the seed read and assign; what is assigned becomes the state.
+    _metadata = Assigned(metadata_of)
+    _local_shards = Assigned(local_shards_of)
+    _sharding_spec = Assigned(lambda state: state.sharding_spec())
+    _process_group = Assigned(lambda state: state.process_group)
+
     @property
     def shard_layout(self) -> Layout:
         """Who holds which box. (`layout` is torch's: always torch.strided.)"""
@@ -66,30 +75,18 @@ class ShardedTensorBase(torch.Tensor):
 
     def metadata(self) -> ShardedTensorMetadata:
         """Offsets, sizes and placements of all shards: a view, made anew at each call."""
-        state = self._state
-        properties = TensorProperties(
-            dtype=state.dtype,
-            requires_grad=state.requires_grad,
-            pin_memory=bool(state.shards) and state.shards[0].is_pinned(),
-        )
-        return self.sharding_spec().build_metadata(torch.Size(state.layout.shape), properties)
+        return metadata_of(self._state)
 
     def local_shards(self) -> list[Shard]:
         """This rank's pieces, in the order of `shard_layout.boxes_of(rank)`; often one, or none.
 
         The tensors are those that autograd works on. Of a pending sum they are detached.
         """
-        state = self._state
-        return [
-            Shard(tensor, ShardMetadata(box.start, box.shape, placement_at(rank, tensor.device)))
-            for rank, box, tensor in zip(
-                [state.rank] * len(state.boxes), state.boxes, self._unwrapped(), strict=True
-            )
-        ]
+        return local_shards_of(live_state(self))
 
     def local_tensor(self) -> torch.Tensor:
         """This rank's only piece; raises if it has none or several."""
-        state = self._state
+        state = live_state(self)
         if len(state.shards) != 1:
             raise OpError(
                 "local_tensor: Only single local shard is supported",
@@ -97,13 +94,19 @@ class ShardedTensorBase(torch.Tensor):
                 got=f"{len(state.shards)} local shards",
                 fix="Use local_shards(), which lists all.",
             )
-        return self._unwrapped()[0]
+        return unwrapped(state)[0]
 
-    def _unwrapped(self) -> tuple[torch.Tensor, ...]:
-        state = live_state(self)
-        if state.layout.pending is None:
-            return state.shards
-        return tuple(shard.detach() for shard in state.shards)
+    @classmethod
+    def _init_from_local_shards_and_global_metadata(
+        cls,
+        local_shards: Sequence[Shard],
+        sharded_tensor_metadata: ShardedTensorMetadata,
+        sharding_spec: ShardingSpec | None = None,
+    ) -> ShardedTensor:
+        """A tensor of no process group; the shards may be those of any ranks."""
+        from shardwise.sharded_tensor.from_shards import loose_state
+
+        return wrap(loose_state(local_shards, sharded_tensor_metadata, sharding_spec))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         state = self._state
@@ -165,6 +168,67 @@ class ShardedTensor(ShardedTensorBase):
     def __init__(self, *_: Any, **__: Any) -> None:
         """All is done in `__new__`."""
 
+    @classmethod
+    def _init_from_local_shards(
+        cls,
+        local_shards: Sequence[Shard],
+        *global_size: Any,
+        process_group: ProcessGroup | None = None,
+        init_rrefs: bool = False,
+    ) -> ShardedTensor:
+        """As `shardwise.sharded_tensor.init_from_local_shards`."""
+        from shardwise.sharded_tensor.from_shards import gathered_state
+
+        state = gathered_state(
+            local_shards, *global_size, process_group=process_group, init_rrefs=init_rrefs
+        )
+        return wrap(state, cls)
+
+    @classmethod
+    def _init_from_local_shards_and_global_metadata(  # type: ignore[override]  # the seed's order
+        cls,
+        local_shards: Sequence[Shard],
+        sharded_tensor_metadata: ShardedTensorMetadata,
+        process_group: ProcessGroup | None = None,
+        init_rrefs: bool = False,
+        sharding_spec: ShardingSpec | None = None,
+    ) -> ShardedTensor:
+        """A tensor whose metadata every rank knows. Communicates nothing, so errors stay local."""
+        from shardwise.sharded_tensor.from_shards import metadata_state
+
+        state = metadata_state(
+            local_shards,
+            sharded_tensor_metadata,
+            process_group=process_group,
+            init_rrefs=init_rrefs,
+            spec=sharding_spec,
+        )
+        return wrap(state, cls)
+
+    @classmethod
+    def _init_from_local_tensor(
+        cls,
+        local_tensor: torch.Tensor,
+        sharding_spec: ShardingSpec,
+        *global_size: Any,
+        process_group: ProcessGroup | None = None,
+        init_rrefs: bool = False,
+    ) -> ShardedTensor:
+        """A tensor of which each rank has one piece, `local_tensor`. All ranks call it.
+
+        On a rank that the spec gives nothing, the tensor only says dtype and device.
+        """
+        from shardwise.sharded_tensor.from_shards import local_tensor_state
+
+        state = local_tensor_state(
+            local_tensor,
+            sharding_spec,
+            *global_size,
+            process_group=process_group,
+            init_rrefs=init_rrefs,
+        )
+        return wrap(state, cls)
+
     def full_tensor(
         self, *, grad: GradOfPlain = "same", max_bytes: int | None = None
     ) -> torch.Tensor:
@@ -200,6 +264,21 @@ class ShardedTensor(ShardedTensorBase):
         from shardwise.sharded_tensor.to_layout import reshard_in_place
 
         return reshard_in_place(self, resharding_spec)
+
+    # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
+    # refuse the seed's `process_group`.
+
+    def cpu(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """On the CPU; takes `memory_format` and `process_group`, the group of the result."""
+        return self.__torch_function__(torch.Tensor.cpu, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    def cuda(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """On this process's GPU; arguments as of `Tensor.cuda`, and `process_group`."""
+        return self.__torch_function__(torch.Tensor.cuda, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    def to(self, *args: Any, **kwargs: Any) -> ShardedTensor:
+        """Of another device or dtype; arguments as of `Tensor.to`, and `process_group`."""
+        return self.__torch_function__(torch.Tensor.to, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
 
     @classmethod
     def __torch_function__(
