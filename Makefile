@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-BENCHMARKS := tiling planning reshard
+BENCHMARKS := tiling planning reshard random_fill
 
 .PHONY: help demo test test-long lint bench clean
 
