@@ -18,7 +18,7 @@ def _words(bits: int) -> Ints:
     """Random words of that many bits, and those next to the middle and to both ends."""
     ends = 2 ** (bits - 1)
     near = np.arange(2000)
-    random = np.random.default_rng(0).integers(-ends, ends, 200_000)
+    random = np.random.default_rng(0).integers(-ends, ends, 50_000)
     listed = [random, near - 1000, near - ends, ends - 1 - near]
     return np.concatenate(listed)
 

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Array", "as_dtype", "as_tensor", "library", "up_to", "viewed_as", "zeros_like"]
+__all__ = [
+    "Array",
+    "as_dtype",
+    "as_tensor",
+    "indices_where",
+    "library",
+    "repeated",
+    "up_to",
+    "viewed_as",
+    "zeros_like",
+]
 
 Array = Any  # np.ndarray or torch.Tensor. [Note: two libraries]
 
@@ -64,3 +74,15 @@ def zeros_like(array: Array, *, columns: int | None = None) -> Array:
     if isinstance(array, np.ndarray):
         return np.zeros(shape, array.dtype)
     return array.new_zeros(shape)
+
+
+def indices_where(mask: Array) -> Array:
+    """Where the 1-d `mask` is true."""
+    return mask.nonzero()[0] if isinstance(mask, np.ndarray) else mask.nonzero().squeeze(1)
+
+
+def repeated(array: Array, counts: Array) -> Array:
+    """Each number of `array` as often as `counts` says."""
+    if isinstance(array, np.ndarray):
+        return np.repeat(array, counts)
+    return array.repeat_interleave(counts)

@@ -11,13 +11,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from shardwise.arguments import real_number, whole_number
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, GeometryError
 from shardwise.geometry import Box
 from shardwise.geometry.box import as_shape
-from shardwise.random.arrays import Array, as_dtype, as_tensor, library, up_to, viewed_as
+from shardwise.random.arrays import (
+    Array,
+    as_dtype,
+    as_tensor,
+    library,
+    repeated,
+    up_to,
+    viewed_as,
+)
 from shardwise.random.key import Key
 from shardwise.random.philox import BLOCK, Philox, cost_at_once, cost_of_run, upper_product
 from shardwise.random.quantile import normal32, normal64, quantile64
@@ -40,9 +49,9 @@ _INTEGERS = {
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
 }
-# Blocks per chunk. On the CPU what belongs to a chunk should stay in the cache, and torch should
-# not wake its other threads to copy it (from 32,768 elements on); a GPU is busy with much more.
-_CPU_CHUNK, _CHUNK = 1 << 12, 1 << 19
+# Most elements and blocks to work on at a time. On the CPU they should stay in the cache, and torch
+# should not wake its other threads to copy them (from 32,768 on); a GPU is busy with much more.
+_CPU_CHUNK, _CHUNK = (1 << 15, 1 << 13), (1 << 22, 1 << 19)
 
 # -- distributions ---------------------------------------------------------------------------
 
@@ -250,9 +259,9 @@ def _fill(
 
 
 def _slab_size(rows: Rows, per_block: int, device: torch.device) -> int:
-    """How many elements to fill at a time: so many that they take a chunk of blocks."""
-    chunk = _CPU_CHUNK if device.type == "cpu" else _CHUNK
-    return max(1, chunk * rows.length // _most_blocks(rows.length, per_block))
+    """How many elements to fill at a time."""
+    elements, blocks = _CPU_CHUNK if device.type == "cpu" else _CHUNK
+    return max(1, min(elements, blocks * rows.length // _most_blocks(rows.length, per_block)))
 
 
 def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array:
@@ -263,23 +272,30 @@ def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array
     spanned = rows.last // per_block + 1 - first
     cost = min(cost_of_run(most_blocks), cost_at_once(most_blocks))  # [Note: ways to the words]
     if device.type == "cpu" and spanned <= rows.count * cost:
-        found = _as_bits(philox.run(first, spanned), bits)
+        words = _cut(philox.run(first, spanned), bits)
         if rows.count == 1:
-            return found[rows.first - first * per_block :][: rows.length]
-        starts = rows.starts(device)
-        starts -= first * per_block
-    else:
-        starts = rows.starts(device)
-        found = _as_bits(philox.runs(starts // per_block, most_blocks), bits)
+            return words[rows.first % per_block :][: rows.length]
+        places = rows.starts(device) - first * per_block
+    elif device.type == "cpu" and cost == cost_of_run(most_blocks):
+        blocks, places = np.divmod(rows.starts(device), per_block)
+        words = _cut(philox.runs(blocks.tolist(), most_blocks), bits)
         offset = rows.offset(per_block)
         if offset is not None:
-            return found[:, offset : offset + rows.length]
-        starts %= per_block
-        starts += up_to(rows.count, like=starts) * found.shape[1]
-    return library(found).take(found, starts[:, None] + up_to(rows.length, like=starts))
+            return words.reshape(rows.count, -1)[:, offset : offset + rows.length]
+        places += np.arange(rows.count) * (most_blocks * per_block)
+    else:
+        starts = rows.starts(device)
+        places = starts % per_block
+        needed = (places + (rows.length - 1)) // per_block + 1
+        before = needed.cumsum(0) - needed  # blocks of the rows before
+        blocks = repeated(starts // per_block - before, needed)
+        words = _cut(philox.at_once(blocks + up_to(len(blocks), like=blocks)), bits)
+        places += before * per_block
+    return library(words).take(words, places[:, None] + up_to(rows.length, like=places))
 
 
-def _as_bits(words: Array, bits: int) -> Array:
+def _cut(words: Array, bits: int) -> Array:
+    """Words of 64 bits, or twice as many of 32."""
     return words if bits == 64 else viewed_as(words, torch.int32)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwise.random.arrays import Array, up_to, zeros_like
+from shardwise.random.arrays import Array, zeros_like
 
 if TYPE_CHECKING:
     from shardwise.random.key import Key
@@ -24,7 +24,7 @@ _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B  # the golden ratio and sqrt(3) - 1
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
-_ONES = 2**64 - 1
+_HALF = np.uint64(32)
 
 
 class Philox:
@@ -45,31 +45,26 @@ class Philox:
         ]
         self._generator = np.random.Philox(counter=0, key=0)
         self._counter = [0] * 4
-        self._state: Any = {  # of lists, which numpy reads four times as fast as arrays
-            "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": halves},
-            "buffer": [0] * 4,
-            "buffer_pos": 4,  # at its end
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        self._state = _numpy_state(self._counter, halves)
+        self._state_before_0 = _numpy_state([2**64 - 1] * 4, halves)
 
     def run(self, first: int, count: int) -> Array:
         """Words of `count` blocks from number `first` on, int64, on the CPU."""
-        before = first - 1 if first else _ONES  # numpy counts up before it makes a block
-        self._counter[:] = [before] + [0 if first else _ONES] * 3
-        self._generator.state = self._state
-        return self._generator.random_raw(count * BLOCK).view(np.int64)
+        return self._raw(first, count).view(np.int64)
 
-    def runs(self, first: Array, count: int) -> Array:
-        """Words of the blocks `first[k]`, `first[k] + 1`, ... in row k: (len(first), 4 * count)."""
-        if isinstance(first, np.ndarray) and cost_of_run(count) < cost_at_once(count):
-            found = [self.run(start, count) for start in first.tolist()]
-            return np.concatenate(found).reshape(len(first), BLOCK * count)
-        return self._at_once(first, count)
+    def runs(self, firsts: list[int], count: int) -> Array:
+        """The same for several runs, one after the other."""
+        return np.concatenate([self._raw(first, count) for first in firsts]).view(np.int64)
 
-    def _at_once(self, first: Array, count: int) -> Array:
-        word0 = (first[:, None] + up_to(count, like=first)).reshape(-1)
+    def _raw(self, first: int, count: int) -> Array:
+        state = self._state if first else self._state_before_0
+        self._counter[0] = first - 1  # numpy counts up before it makes a block
+        self._generator.state = state
+        return self._generator.random_raw(count * BLOCK)
+
+    def at_once(self, blocks: Array) -> Array:
+        """Words of blocks by number, int64, where `blocks` is."""
+        word0 = blocks + 0  # a copy
         word1, word2, word3 = (zeros_like(word0) for _ in range(3))
         for key0, key1 in self._round_keys:
             high0 = upper_product(word0, _MULTIPLIERS[0])
@@ -84,7 +79,7 @@ class Philox:
         found = zeros_like(word0, columns=BLOCK)
         for k, word in enumerate((word0, word1, word2, word3)):
             found[:, k] = word
-        return found.reshape(len(first), BLOCK * count)
+        return found.reshape(-1)
 
 
 def cost_of_run(count: int) -> int:
@@ -101,29 +96,42 @@ def upper_product(words: Array, factor: int) -> Array:
     """The upper 64 of the 128 bits of word * factor, both unsigned, factor <= 2**64.
 
     By halves, as on paper. No sum below has more than 64 bits, so nothing is lost where int64
-    wraps around; `& _LOW` takes away the copies of the sign that a shift brings in.
+    wraps around.
     """
     factor_low, factor_high = factor & _LOW, factor >> 32
-    low = words & _LOW
-    high = words >> 32
-    high &= _LOW
-    carry = low * factor_low
-    carry >>= 32
-    carry &= _LOW
+    low, high = words & _LOW, _upper_half(words)
     middle = high * factor_low
-    middle += carry
-    upper = middle >> 32
-    upper &= _LOW
+    middle += _upper_half(low * factor_low)
+    upper = _upper_half(middle)
     if factor_high:
         middle &= _LOW
         low *= factor_high
         low += middle
-        low >>= 32
-        low &= _LOW
         high *= factor_high
         upper += high
-        upper += low
+        upper += _upper_half(low)
     return upper
+
+
+def _upper_half(words: Array) -> Array:
+    if isinstance(words, np.ndarray):
+        unsigned = words.view(np.uint64)
+        return (unsigned >> _HALF).view(np.int64)
+    halves = words >> 32
+    halves &= _LOW  # without the copies of the sign
+    return halves
+
+
+def _numpy_state(counter: list[int], key: list[int]) -> Any:
+    """A state of numpy's generator; of lists, which it reads four times as fast as arrays."""
+    return {
+        "bit_generator": "Philox",
+        "state": {"counter": counter, "key": key},
+        "buffer": [0] * BLOCK,
+        "buffer_pos": BLOCK,  # at its end
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
 
 
 def _signed(word: int) -> int:

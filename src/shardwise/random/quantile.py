@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwise.random.arrays import Array, as_dtype, library, viewed_as
+from shardwise.random.arrays import Array, as_dtype, indices_where, library, viewed_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,15 +133,16 @@ def normal64(words: Array) -> Array:
 def quantile64(from_half: Array, tail: Array) -> Array:
     """Normal quantiles of probabilities p, given as `p - 1/2` and as `min(p, 1 - p)`.
 
-    Each of the two is exact where the other is not. `tail` is above 1e-300.
+    Each of the two is exact where the other is not. `tail` is above 1e-300. The result is 1-d.
     """
+    from_half, tail = from_half.reshape(-1), tail.reshape(-1)
     at = from_half * from_half
     at *= -1.0
     at += _MIDDLE**2
     found = _quotient(_MIDDLE64, at)
     found *= from_half
-    is_tail = abs(from_half) > _MIDDLE
-    found[is_tail] = _tail_quantile(tail[is_tail], from_half[is_tail])
+    outside = indices_where(at < 0.0)
+    found[outside] = _tail_quantile(tail[outside], from_half[outside])
     return found
 
 
@@ -150,18 +151,18 @@ def _tail_quantile(tail: Array, from_half: Array) -> Array:
     root *= -1.0
     library(root).sqrt(root, out=root)
     found = _quotient(_TAIL64, root - 1.6)
-    is_far = root > _FAR
-    found[is_far] = _quotient(_FAR64, root[is_far] - _FAR)
-    found[from_half < 0] *= -1.0
+    far = indices_where(root > _FAR)
+    if len(far):
+        found[far] = _quotient(_FAR64, root[far] - _FAR)
+    found *= library(found).sign(from_half)
     return found
 
 
 def _log(values: Array) -> Array:
-    """Natural logarithms of normal float64 numbers > 0, to an ulp or two.
+    """Natural logarithms of normal float64 numbers > 0, to an ulp or two; overwrites them.
 
     log(2**e m) = e log(2) + 2 artanh((m - 1) / (m + 1)) with sqrt(1/2) <= m < sqrt(2).
     """
-    values = values * 1.0  # a copy, in one piece of memory
     bits = viewed_as(values, torch.int64)
     exponents = bits - _SQRT_HALF_BITS
     exponents >>= 52
@@ -197,10 +198,14 @@ def _quotient(polynomials: Sequence[Sequence[float]], at: Array) -> Array:
 
 def _polynomial(coefficients: Sequence[float], at: Array) -> Array:
     """Horner's rule; `coefficients` begin with the constant one."""
-    *others, last = coefficients
-    found = at * last
-    for coefficient in reversed(others[1:]):
+    first, *others, last = coefficients
+    if last == 1.0:
+        found = at + others.pop()
+        found *= at
+    else:
+        found = at * last
+    for coefficient in reversed(others):
         found += coefficient
         found *= at
-    found += others[0]
+    found += first
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,15 +88,21 @@ def slabs(box: Box, shape: Sequence[int], limit: int) -> Iterator[Slab]:
         return
     cut, strides = whole - 1, _strides(shape)
     step = math.ceil(sizes[cut] / math.ceil(sizes[cut] / (limit // volume)))
-    for start in range(0, sizes[cut], step):
-        stop = min(start + step, sizes[cut])
-        part = (*(1 for _ in sizes[:cut]), stop - start, *sizes[whole:])
-        begin = (*box.start[:cut], box.start[cut] + start, *box.start[whole:])
-        rows = Rows.of(Box.at(begin, part), shape)  # what is the same for all is worked out once
-        for at in itertools.product(*map(range, sizes[:cut])):
-            index = (*(slice(a, a + 1) for a in at), slice(start, stop))
-            first = rows.first + sum(map(int.__mul__, at, strides))
-            yield Slab(index, part, replace(rows, first=first) if at else rows)
+    for size, starts in _even_parts(sizes[cut], step):
+        part = (*(1 for _ in sizes[:cut]), size, *sizes[whole:])
+        rows = Rows.of(Box.at(box.start, part), shape)  # but for `first`, the same for all
+        for start, *at in itertools.product(starts, *map(range, sizes[:cut])):
+            index = (*(slice(a, a + 1) for a in at), slice(start, start + size))
+            first = rows.first + sum(map(int.__mul__, (*at, start), strides))
+            yield Slab(index, part, Rows(first, rows.length, rows.steps))
+
+
+def _even_parts(size: int, step: int) -> Iterator[tuple[int, range]]:
+    """Parts of `step` and what is left: the size of some parts, and where each of them starts."""
+    left = size % step
+    yield step, range(0, size - left, step)
+    if left:
+        yield left, range(size - left, size, left)
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

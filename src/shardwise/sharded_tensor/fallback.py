@@ -64,7 +64,7 @@ def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
 
 
 @register_fallback
-def gather_and_compute(
+def _gather_and_compute(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[ShardedTensor]
 ) -> Any:
     """What `func` gives on the full tensors. All ranks call it."""
