@@ -6,7 +6,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "MeshPlacementTypes",
@@ -30,6 +33,7 @@ __all__ = [
     "rpc_worker_ranks",
     "start_all_gather",
     "tree_leaves",
+    "unbind_copy",
 ]
 
 remote_device = _remote_device
@@ -43,6 +47,13 @@ reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.r
 def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copies every source into its target; one kernel where the device has one."""
     torch._foreach_copy_(targets, sources)
+
+
+def unbind_copy(stack: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Copies of the tensors of a stack, each in memory of its own; a kernel for each."""
+    copies: Any = torch.unbind_copy  # torch's own annotation says that it returns None
+    found: Sequence[torch.Tensor] = copies(stack)
+    return found
 
 
 def group_store(group: dist.ProcessGroup) -> Store:
