@@ -33,7 +33,7 @@ __all__ = ["Batch", "batched"]
 
 _FEWEST = 4  # tensors in a batch
 _LARGEST = 1 << 16  # bytes of a tensor on a rank, before or after
-_SLICE = 1 << 19  # bytes of a batch on a rank, before or after, where the wire is on a CPU
+_SLICE = 1 << 21  # bytes of a batch on a rank, before or after, where the wire is on a CPU
 _SLICE_ELSEWHERE = 1 << 25  # on a GPU what costs is the number of calls
 
 

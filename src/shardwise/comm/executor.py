@@ -78,7 +78,10 @@ def execute_all(
     group: ProcessGroup | Communicator | None = None,
     max_bytes: int | None = None,
 ) -> list[list[torch.Tensor]]:
-    """The same for many tensors of any dtypes in one exchange: one message per peer and round."""
+    """The same for many tensors of any dtypes in one exchange: one message per peer and round.
+
+    Thousands of small ones are a few exchanges, see `comm/batch.py`.
+    """
     members = communicator(group)
     problem = None
     loads: list[Load] = []
