@@ -314,10 +314,10 @@ def _as_integers(shard: torch.Tensor) -> torch.Tensor:
     return shard.view(torch.int32)
 
 
-def _again(rank: int, kinds: Sequence[Any]) -> list[torch.Tensor]:
+def _again(rank: int, shape: tuple[int, ...], kinds: Sequence[Any]) -> list[torch.Tensor]:
     """One plan, many times: what is kept from one call must not mislead the next."""
-    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
-    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    source = shardwise.chunk(0, ranks=[0, 1]).layout(shape)
+    target = shardwise.chunk(1, ranks=[1, 0]).layout(shape)
     plan, found = plan_reshard(source, target, 4), []
     for kind in kinds:
         (moved,) = execute(plan, [kind(shard) for shard in random_shards(source)[rank]])
@@ -327,13 +327,15 @@ def _again(rank: int, kinds: Sequence[Any]) -> list[torch.Tensor]:
     return found
 
 
-def test_one_plan_moves_one_kind_of_tensor_after_another() -> None:
+@pytest.mark.parametrize("shape", [(4, 6), (2, 2)])  # messages of one element are sent as they are
+def test_one_plan_moves_one_kind_of_tensor_after_another(shape: tuple[int, ...]) -> None:
     kinds = [_as_it_is, _as_columns, _with_gradient, _as_negative, _as_integers]
     kinds = [*kinds, *kinds[::-1]]
-    source = shardwise.chunk(0, ranks=[0, 1]).layout((4, 6))
-    target = shardwise.chunk(1, ranks=[1, 0]).layout((4, 6))
+    source = shardwise.chunk(0, ranks=[0, 1]).layout(shape)
+    target = shardwise.chunk(1, ranks=[1, 0]).layout(shape)
     expected = assemble(source, random_shards(source))
-    for results in (simulate(_again, 2, kinds).results, shardwise.run_local(_again, 2, kinds)):
+    simulated = simulate(_again, 2, shape, kinds).results
+    for results in (simulated, shardwise.run_local(_again, 2, shape, kinds)):
         for k in range(len(kinds)):
             found = assemble(target, {rank: [held[k]] for rank, held in enumerate(results)})
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
