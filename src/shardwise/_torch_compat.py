@@ -38,6 +38,7 @@ __all__ = [
     "swap_impl",
     "tree_leaves",
     "tree_map",
+    "unbind_copy",
 ]
 
 remote_device = _remote_device
@@ -57,6 +58,13 @@ def fan_of(tensor: torch.Tensor, mode: str) -> int:
 def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copies every source into its target; one kernel where the device has one."""
     torch._foreach_copy_(targets, sources)
+
+
+def unbind_copy(stack: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Copies of the tensors of a stack, each in memory of its own; a kernel for each."""
+    copies: Any = torch.unbind_copy  # torch's own annotation says that it returns None
+    found: Sequence[torch.Tensor] = copies(stack)
+    return found
 
 
 def group_store(group: dist.ProcessGroup) -> Store:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import shardwise
-from shardwise.comm import Transfer, execute_all
+from shardwise.comm import Transfer, communicator, execute_all
 from shardwise.comm.batch import Batch, batched
+from shardwise.comm.load import load_of
 from shardwise.comm.simulate import simulate
+from shardwise.testing.memory import peak_tensor_bytes
 from shardwise.testing.tensors import assemble, random_shards
 from shardwise.transfer import TransferPlan, plan_reshard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.load import Load
     from shardwise.geometry import Layout
 
 SHAPE = (6, 10)
+WIDE = (128, 128)  # 64 KiB of float32: a slice holds 32
 
 
 def _layout(text: str, shape: tuple[int, ...] = SHAPE) -> Layout:
@@ -81,26 +87,101 @@ def test_results_of_a_batch_own_their_memory() -> None:
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-class _FakeLoad:
-    """What `batched` looks at."""
+def _loads(layout: Layout, count: int, dtype: torch.dtype = torch.float32) -> list[Load]:
+    plan = plan_reshard(layout, layout, dtype.itemsize)
+    shards = [torch.zeros(box.shape, dtype=dtype) for box in layout.boxes_of(0)]
+    return [load_of(Transfer(plan, shards), communicator()) for _ in range(count)]
 
-    def __init__(self, layout: Layout, dtype: torch.dtype = torch.float32) -> None:
-        self.plan = plan_reshard(layout, layout, dtype.itemsize)
-        self.dtype = dtype
-        self.is_on_wire = True
-        self.shards = self.outputs = [torch.zeros(1, dtype=dtype)]
+
+def _sizes(listed: Sequence[Load | Batch]) -> list[int]:
+    return [len(item.loads) if isinstance(item, Batch) else 1 for item in listed]
 
 
 def test_only_small_tensors_of_one_plan_and_dtype_are_batched() -> None:
-    small, other = _layout("chunk(0)"), _layout("chunk(1)")
-    large = _layout("replicate()", (1 << 8, 1 << 7))
-    listed: list[Any] = [_FakeLoad(small) for _ in range(4)]
-    listed += [_FakeLoad(other) for _ in range(3)]
-    listed += [_FakeLoad(small, torch.int32) for _ in range(5)]
-    listed += [_FakeLoad(large) for _ in range(6)]
-    found = batched(listed, torch.device("cpu"))
-    assert [len(batch.loads) for batch in found if isinstance(batch, Batch)] == [4, 5]
-    assert len(found) == 2 + 3 + 6
+    def look(rank: int) -> None:
+        small, other = _layout("chunk(0)"), _layout("chunk(1)")
+        large = _layout("replicate()", (1 << 8, 1 << 7))
+        listed = _loads(small, 4) + _loads(other, 3) + _loads(small, 5, torch.int32)
+        (together,) = batched(listed + _loads(large, 6), communicator())
+        assert _sizes(together) == [4, *[1] * 3, 5, *[1] * 6]
+
+    simulate(lambda rank: look(rank) if rank == 0 else None, 3)
+
+
+def test_large_batches_go_in_slices_one_after_the_other() -> None:
+    def look(rank: int) -> None:
+        listed = _loads(_layout("replicate()", WIDE), 72) + _loads(_layout("chunk(0)"), 4)
+        *slices, others = batched(listed, communicator())
+        assert [_sizes(listed) for listed in slices] == [[32], [32], [8]]
+        assert _sizes(others) == [4]
+
+    simulate(lambda rank: look(rank) if rank == 0 else None, 3)
+
+
+SLICED = [("chunk(0)", "replicate()"), ("partial()", "replicate()"), ("on_rank(1)", "chunk(0)")]
+
+
+def _sliced(rank: int, kind: str) -> list[list[torch.Tensor]]:
+    """Batches of a slice and a bit each, in between each other; some transfers are special."""
+    transfers = []
+    for number in range(40):
+        for source, target in SLICED:
+            layouts = (_layout(source, WIDE), _layout(target, WIDE))
+            plan = plan_reshard(*layouts, 4)
+            shards = random_shards(plan.source, seed=number).get(rank, [])
+            out = None
+            if number == 20 and kind == "out":
+                out = [torch.zeros(box.shape) for box in plan.target.boxes_of(rank)]
+            if number == 20 and kind == "strided":
+                shards = [shard.t().contiguous().t() for shard in shards]
+            if number == 20 and kind == "grad":
+                shards = [shard.requires_grad_() for shard in shards]
+            if number == 20 and kind == "negative":
+                shards = [torch.complex(shard, -shard).conj().imag for shard in shards]
+                assert all(shard.is_neg() for shard in shards)
+            transfers.append(Transfer(plan, shards, out, torch.float32))
+    results = execute_all(transfers)
+    assert not any(tensor.requires_grad for result in results for tensor in result)
+    return results
+
+
+@pytest.mark.parametrize("kind", ["usual", "out", "strided", "grad", "negative"])
+def test_slices_give_what_single_tensors_give(kind: str) -> None:
+    simulation = simulate(_sliced, 3, kind)
+    _check_sliced(simulation.results)
+    plans = [plan_reshard(_layout(a, WIDE), _layout(b, WIDE), 4) for a, b in SLICED]
+    assert simulation.traffic.total_bytes == 40 * sum(plan.total_bytes for plan in plans)
+
+
+def test_slices_on_real_ranks() -> None:
+    _check_sliced(shardwise.run_local(_sliced, 3, "usual"))
+
+
+def _check_sliced(results: Sequence[list[list[torch.Tensor]]]) -> None:
+    for number in range(40):
+        for k, (source, target) in enumerate(SLICED):
+            at = number * len(SLICED) + k
+            held = {rank: result[at] for rank, result in enumerate(results)}
+            found = assemble(_layout(target, WIDE), held)
+            before = _layout(source, WIDE)
+            expected = assemble(before, random_shards(before, seed=number))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            if target == "replicate()":  # bit for bit
+                assert all(torch.equal(held[0][0], held[rank][0]) for rank in held)
+
+
+def test_a_batch_takes_the_memory_of_few_slices() -> None:
+    source, target = _layout("chunk(0)", (96, 64)), _layout("chunk(1)", (96, 64))
+    plan = plan_reshard(source, target, 4)
+
+    def peak(rank: int) -> int:
+        transfers = [Transfer(plan, random_shards(source)[rank])] * 2048
+        return peak_tensor_bytes(lambda: execute_all(transfers))
+
+    outputs = 2048 * plan.output_bytes[0]  # 16 MiB
+    for found in simulate(peak, 3).results:
+        # Two slices: their shards and outputs, and what they send and receive.
+        assert outputs < found <= outputs + 2 * 4 * (2 << 20)
 
 
 def test_batches_do_not_depend_on_which_plans_are_one_object() -> None:

@@ -272,6 +272,68 @@ def test_shards_may_be_negative_views() -> None:
     torch.testing.assert_close(found, torch.full((4, 6), -7.0))
 
 
+def _as_it_is(shard: torch.Tensor) -> torch.Tensor:
+    return shard
+
+
+def _as_columns(shard: torch.Tensor) -> torch.Tensor:
+    return shard.t().contiguous().t()
+
+
+def _with_gradient(shard: torch.Tensor) -> torch.Tensor:
+    return shard.clone().requires_grad_()
+
+
+def _as_negative(shard: torch.Tensor) -> torch.Tensor:
+    return torch.complex(shard, -shard).conj().imag
+
+
+def _as_integers(shard: torch.Tensor) -> torch.Tensor:
+    return shard.view(torch.int32)
+
+
+def _again(rank: int, shape: tuple[int, ...], kinds: Sequence[Any]) -> list[torch.Tensor]:
+    """One plan, many times: what is kept from one call must not mislead the next."""
+    source = shardwise.chunk(0, ranks=[0, 1]).layout(shape)
+    target = shardwise.chunk(1, ranks=[1, 0]).layout(shape)
+    plan, found = plan_reshard(source, target, 4), []
+    for kind in kinds:
+        (moved,) = execute(plan, [kind(shard) for shard in random_shards(source)[rank]])
+        assert not moved.requires_grad
+        assert moved.is_contiguous()
+        found.append(moved.view(torch.float32))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 2)])  # messages of one element are sent as they are
+def test_one_plan_moves_one_kind_of_tensor_after_another(shape: tuple[int, ...]) -> None:
+    kinds = [_as_it_is, _as_columns, _with_gradient, _as_negative, _as_integers]
+    kinds = [*kinds, *kinds[::-1]]
+    source = shardwise.chunk(0, ranks=[0, 1]).layout(shape)
+    target = shardwise.chunk(1, ranks=[1, 0]).layout(shape)
+    expected = assemble(source, random_shards(source))
+    simulated = simulate(_again, 2, shape, kinds).results
+    for results in (simulated, shardwise.run_local(_again, 2, shape, kinds)):
+        for k in range(len(kinds)):
+            found = assemble(target, {rank: [held[k]] for rank, held in enumerate(results)})
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_rank_without_shards_says_the_dtype_at_every_call() -> None:
+    source, target = (shardwise.on_rank(k).layout((4,)) for k in (0, 1))
+    plan = plan_reshard(source, target, 4)
+
+    def move(rank: int) -> None:
+        shards = [torch.ones(4)] if rank == 0 else []
+        for _ in range(2):
+            execute(plan, shards, dtype=torch.float32)
+        if rank == 1:
+            execute(plan, shards)
+
+    with pytest.raises(shardwise.errors.RankFailure, match="no shards, no out and no dtype"):
+        simulate(move, 2)
+
+
 def _capped_and_not(rank: int) -> tuple[int, int]:
     """Messages without and with a cap, for one plan."""
     source, target = (shardwise.on_rank(k).layout((64,)) for k in (0, 1))
@@ -325,10 +387,15 @@ COLUMNS = shardwise.chunk(1, ranks=[0, 1]).layout((4, 6))
 PLAN = plan_reshard(ROWS, COLUMNS, 4)
 
 
-def _alone(*args: Any, **options: Any) -> None:
-    """The call as rank 0 of two; it must fail before it waits for anybody."""
+def _alone(*args: Any, is_first: bool = True, **options: Any) -> None:
+    """The call as rank 0 of two; it must fail before it waits for anybody.
+
+    The first call of a plan takes another way than those after it.
+    """
 
     def call(rank: int) -> None:
+        if not is_first:
+            execute(PLAN, random_shards(ROWS)[rank])
         if rank == 0:
             execute(*args, **options)
 
@@ -360,14 +427,23 @@ def _alone(*args: Any, **options: Any) -> None:
             r"one for all shards and out, got \['torch.float32', 'torch.int32'\]",
         ),
         ([torch.zeros(2, 6).to_sparse()], {}, LayoutError, "dense tensors"),
+        ([torch.zeros(2, 6, device="meta")], {}, LayoutError, "tensors with data"),
+        ([[0.0] * 6] * 2, {}, ArgumentTypeError, "a list of tensors, got list with a list"),
+        (
+            [torch.zeros(2, 6)],
+            {"dtype": torch.int32},
+            ArgumentTypeError,
+            r"one for all shards and out, got \['torch.float32', 'torch.int32'\]",
+        ),
         ([torch.zeros(2, 6)], {"max_bytes": 3}, PlanError, "max_bytes: expected at least 4"),
     ],
 )
+@pytest.mark.parametrize("is_first", [True, False])
 def test_a_wrong_call_says_what_is_wrong(
-    shards: Any, options: dict[str, Any], kind: type[Exception], message: str
+    shards: Any, options: dict[str, Any], kind: type[Exception], message: str, is_first: bool
 ) -> None:
     with pytest.raises(shardwise.errors.RankFailure, match=message) as failure:
-        _alone(PLAN, shards, **options)
+        _alone(PLAN, shards, is_first=is_first, **options)
     assert isinstance(failure.value.__cause__, kind)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from shardwise.comm.rank_plan import RankPlan
     from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry import ReduceOp
 
@@ -24,7 +25,8 @@ class Flight(Protocol):
     First every `receive`, then every `send`, then `launch`; a backend may start a message as soon
     as it is named, or all of them at `launch`. Every rank of the group calls `launch`, also one
     without messages: some backends connect the group then. Buffers may not be touched until they
-    have landed, and the flight keeps them until then. No buffer is empty.
+    have landed, and the flight keeps them until then. No buffer is empty. Flights may overlap:
+    messages between two ranks are matched in the order in which they were named.
     """
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None: ...
@@ -45,6 +47,7 @@ class Communicator(Protocol):
     ranks: GroupRanks
     backend: str  # by which the table of collectives is chosen: "gloo", "nccl", ...
     wire_device: torch.device  # where buffers must be for the backend to send them
+    rank_plans: dict[int, RankPlan]  # those used last, by the id of their plan; starts empty
 
     def flight(self) -> Flight:
         """A new round of messages between pairs of ranks."""

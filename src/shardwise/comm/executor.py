@@ -8,10 +8,10 @@ addends are reduced in order of term.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,8 @@ from shardwise._torch_compat import foreach_copy
 from shardwise.comm.agreement import agree
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
-from shardwise.comm.load import Load, Transfer
+from shardwise.comm.communicator import Flight
+from shardwise.comm.load import Load, Transfer, load_of, usual_load
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
 from shardwise.comm.process_group import communicator
@@ -59,6 +60,14 @@ def execute(
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
     must be in the group. `max_bytes` caps the staging. No gradients: values only.
     """
+    if out is None and device is None and max_bytes is None:
+        members = communicator(group)
+        if not COLLECTIVES.get(members.backend) and not should_check(hot=True):
+            load = usual_load(plan, shards, dtype, members)
+            if load is not None:
+                load.make_outputs()
+                _run(load.known.program(), (load,), members)
+                return load.outputs
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]
 
@@ -69,43 +78,93 @@ def execute_all(
     group: ProcessGroup | Communicator | None = None,
     max_bytes: int | None = None,
 ) -> list[list[torch.Tensor]]:
-    """The same for many tensors of any dtypes in one exchange: one message per peer and round."""
+    """The same for many tensors of any dtypes in one exchange: one message per peer and round.
+
+    Thousands of small ones are a few exchanges, see `comm/batch.py`.
+    """
     members = communicator(group)
-    program, problem = None, None
+    problem = None
     loads: list[Load] = []
+    work = _Work()
     try:
         check_list(transfers, members.rank)
         for transfer in transfers:
-            loads.append(Load(transfer, members))
+            loads.append(load_of(transfer, members))
         if any([transfer.out is not None for transfer in transfers]):
             check_apart(transfers, members.rank)
-        # Alone, or under a cap: messages as they are. Otherwise some may go together.
-        if max_bytes is not None or (len(loads) == 1 and not COLLECTIVES.get(members.backend)):
-            program = _program(loads, max_bytes, members)
+        work = _divide(loads, max_bytes, members)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
-    if program is not None:
-        _run(program, loads, members)
-    else:
-        _run_together(loads, members)
+    _overlap([_exchange(program, lot, members) for program, lot in work.exchanges])
+    lower(work.by_collective, members)
     return [load.outputs for load in loads]
 
 
-def _run_together(loads: Sequence[Load], members: Communicator) -> None:
-    """Collectives for the transfers that are one, messages for the others, in batches."""
-    others, by_collective = loads, []
-    if COLLECTIVES.get(members.backend):
+class _Unpacking(NamedTuple):
+    """What is to be done with a message that has landed."""
+
+    boxes: list[torch.Tensor]
+    targets: list[torch.Tensor]  # of the boxes that are no addends
+    sources: list[torch.Tensor]  # these boxes
+
+
+_Flying = tuple[Flight, list[_Unpacking]]
+
+
+class _Work(NamedTuple):
+    """Loads by how they are carried out."""
+
+    exchanges: Sequence[tuple[RankProgram, Loads]] = ()  # one after the other
+    by_collective: Sequence[Load] = ()
+
+
+def _divide(loads: Sequence[Load], max_bytes: int | None, members: Communicator) -> _Work:
+    """Collectives for the transfers that are one, messages for the others, in batches.
+
+    Under a cap: messages as they are. What is not in a batch gets its outputs.
+    """
+    by_collective: list[Load] = []
+    others: Sequence[Load] = loads
+    if max_bytes is None and COLLECTIVES.get(members.backend):
         by_collective = [load for load in loads if pattern_of(load, members) is not None]
         others = [load for load in loads if pattern_of(load, members) is None]
-    if others:
-        batches = batched(others, members.wire_device)
-        _run(_program(batches, None, members), batches, members)
-        for batch in batches:
-            if isinstance(batch, Batch):
-                batch.finish()
-    lower(by_collective, members)
+    together = batched(others, members) if max_bytes is None else [list(others)]
+    work = _Work([(_program(lot, max_bytes, members), lot) for lot in together], by_collective)
+    for load in itertools.chain(by_collective, *together):
+        if isinstance(load, Load):
+            load.make_outputs()
+    return work
+
+
+def _overlap(exchanges: Sequence[Iterator[None]]) -> None:
+    """Carries them out one after the other; while the last round of one flies, the next starts.
+
+    So all ranks meet their messages in the order of the exchanges, whichever rounds they have.
+    """
+    flying: Iterator[None] = iter(())
+    for exchange in exchanges:
+        next(exchange, None)
+        next(flying, None)
+        flying = exchange
+    next(flying, None)
+
+
+def _exchange(program: RankProgram, loads: Loads, members: Communicator) -> Iterator[None]:
+    """Stops once, where the messages of its last round fly."""
+    batches = [load for load in loads if isinstance(load, Batch)]
+    for batch in batches:
+        batch.fill(members.wire_device)
+    rounds = _rounds(program, loads, members)
+    for round_ in rounds[:-1]:
+        _land(round_, _launch(round_, loads, members), loads)
+    for round_ in rounds[-1:]:
+        flying = _launch(round_, loads, members)
+        yield
+        _land(round_, flying, loads)
+    for batch in batches:
+        batch.hand_out()
 
 
 def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:
@@ -124,52 +183,39 @@ def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, A
     return found
 
 
-# The single plans carried out last: found by identity, because a small exchange takes so little
-# time that calls to hash and compare would be seen in it.
-_recent: dict[tuple[int, int | None, int], tuple[TransferPlan, RankProgram]] = {}
-_MOST_RECENT = 64
-
-
 def _program(loads: Loads, max_bytes: int | None, members: Communicator) -> RankProgram:
-    if len(loads) != 1:
-        return make_schedule([load.plan for load in loads], max_bytes).program(members.rank)
-    plan = loads[0].plan
-    key = (id(plan), max_bytes, members.rank)
-    found = _recent.get(key)  # which holds the plan, so its id is its own
-    if found is None:
-        program = plan.schedule(max_bytes).program(members.rank)
-        if len(_recent) >= _MOST_RECENT:
-            _recent.clear()
-        found = _recent[key] = plan, program
-    return found[1]
+    if len(loads) == 1 and max_bytes is None:
+        return loads[0].known.program()
+    return make_schedule([load.plan for load in loads], max_bytes).program(members.rank)
 
 
 def _run(program: RankProgram, loads: Loads, members: Communicator) -> None:
+    for round_ in _rounds(program, loads, members):
+        _land(round_, _launch(round_, loads, members), loads)
+
+
+def _rounds(program: RankProgram, loads: Loads, members: Communicator) -> Sequence[Round]:
+    """The rounds, after what comes before the first."""
     for tensor, shard in program.cleared:
         pending = loads[tensor].plan.target.pending
         assert pending is not None
         fill_identity(loads[tensor].outputs[shard], pending)
     if not program.rounds:
         members.flight().launch()  # which is a meeting of all ranks where the backend needs one
-    for round_ in program.rounds:
-        _run_round(round_, loads, members)
+    return program.rounds
 
 
-def _run_round(round_: Round, loads: Loads, members: Communicator) -> None:
-    """[Note: a round]"""
+def _launch(round_: Round, loads: Loads, members: Communicator) -> _Flying:
+    """[Note: a round] up to where it has to wait."""
     flight, wire = members.flight(), members.wire_device
-    landing: list[torch.Tensor | None] = []  # None: where it belongs
+    staged: list[torch.Tensor | None] = []  # None: it lands where it belongs
     for message in round_.receives:
-        single = message.single
-        if single is not None and loads[single[0]].is_on_wire:
-            place = loads[single[0]].at(single[1])
-            if place.is_contiguous():
-                flight.receive(message.peer, place)
-                landing.append(None)
-                continue
-        buffer = _buffer(message, loads, wire)
-        flight.receive(message.peer, buffer)
-        landing.append(buffer)
+        place = _landing_place(message, loads)
+        buffer = _buffer(message, loads, wire) if place is None else None
+        landing = place if buffer is None else buffer
+        assert landing is not None
+        flight.receive(message.peer, landing)
+        staged.append(buffer)
     for message in round_.sends:
         single = message.single
         if single is not None and loads[single[0]].is_on_wire:
@@ -181,26 +227,46 @@ def _run_round(round_: Round, loads: Loads, members: Communicator) -> None:
         [loads[tensor].at(target) for tensor, _, target in round_.copies],
         [loads[tensor].at(source) for tensor, source, _ in round_.copies],
     )
-    heard: dict[int, list[torch.Tensor]] = {}  # boxes of the messages that have landed
+    # Made while messages fly, so that what lands has its place.
+    unpackings = [
+        _unpacking(message, buffer, loads)
+        for message, buffer in zip(round_.receives, staged, strict=True)
+    ]
+    return flight, unpackings
+
+
+def _land(round_: Round, flying: _Flying, loads: Loads) -> None:
+    """The rest of the round."""
+    flight, unpackings = flying
+    landed: set[int] = set()
 
     def boxes_of(number: int) -> list[torch.Tensor]:
-        staged = landing[number]
-        if staged is not None and number not in heard:
+        boxes, targets, sources = unpackings[number]
+        if number not in landed:
+            landed.add(number)
             flight.land(number)
-            heard[number] = _unpack(round_.receives[number], staged, loads)
-        return heard[number]
+            _copy(targets, sources)
+        return boxes
 
     # Addends that are there are added while others fly.
     for reduction in round_.reductions:
         _reduce(reduction, boxes_of, loads[reduction.tensor])
-    for number, staged in enumerate(landing):
-        if staged is not None:
-            boxes_of(number)
-        else:
-            flight.land(number)
+    for number in range(len(unpackings)):
+        boxes_of(number)
     for tensor, region, scale in round_.scales:
         rescale(loads[tensor].at(region), scale)
     flight.finish()
+
+
+def _landing_place(message: PeerMessage, loads: Loads) -> torch.Tensor | None:
+    """Where the message can land as it comes, if it can."""
+    if message.single is None:
+        return None
+    tensor, place = message.single
+    if not place.is_contiguous or not loads[tensor].is_on_wire:
+        return None
+    found = loads[tensor].at(place)
+    return found if found.is_contiguous() else None  # a given output may have any strides
 
 
 def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Tensor:
@@ -232,14 +298,16 @@ def _packed(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Ten
     return buffer
 
 
-def _unpack(message: PeerMessage, staged: torch.Tensor, loads: Loads) -> list[torch.Tensor]:
-    """Boxes of a message that has landed; those that are no addends go where they belong."""
-    slots = _carve(staged, message.parts, loads)
-    placed = [(slot, p) for slot, p in zip(slots, message.parts, strict=True) if p.places]
-    _copy(
-        [loads[part.tensor].at(part.places[0]) for _, part in placed], [slot for slot, _ in placed]
-    )
-    return slots
+def _unpacking(message: PeerMessage, buffer: torch.Tensor | None, loads: Loads) -> _Unpacking:
+    """For a message that lands in the buffer, or (None) where it belongs."""
+    if buffer is None:
+        return _Unpacking([], [], [])
+    boxes = _carve(buffer, message.parts, loads)
+    if len(boxes) == 1 and message.single is not None:
+        return _Unpacking(boxes, [loads[message.single[0]].at(message.single[1])], boxes)
+    placed = [(box, p) for box, p in zip(boxes, message.parts, strict=True) if p.places]
+    targets = [loads[part.tensor].at(part.places[0]) for _, part in placed]
+    return _Unpacking(boxes, targets, [box for box, _ in placed])
 
 
 def _reduce(
@@ -268,7 +336,7 @@ def _carve(buffer: torch.Tensor, parts: Sequence[MessagePart], loads: Loads) -> 
         return [buffer]
     found: list[torch.Tensor] = []
     at = 0
-    for dtype, run in groupby(parts, key=lambda part: loads[part.tensor].dtype):
+    for dtype, run in itertools.groupby(parts, key=lambda part: loads[part.tensor].dtype):
         same = list(run)
         shapes = [(*loads[part.tensor].lead, *part.shape) for part in same]
         sizes = list(map(math.prod, shapes))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
-from shardwise.transfer import TransferPlan
+from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.rank_plan import RankPlan
+    from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
-__all__ = ["Load", "Transfer"]
-
-_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+__all__ = ["Load", "Transfer", "load_of", "usual_load"]
 
 
 class Transfer(NamedTuple):
@@ -37,73 +37,100 @@ class Transfer(NamedTuple):
 
 
 class Load:
-    """A transfer whose arguments were found right: local tensors without autograd."""
+    """A transfer whose arguments were found right: local tensors without autograd.
 
-    __slots__ = ("dtype", "is_on_wire", "outputs", "plan", "shards")
+    New outputs are not made at once, because a batch makes those of many tensors together.
+    """
+
+    __slots__ = ("device", "dtype", "is_on_wire", "known", "outputs", "plan", "shards")
     lead: tuple[int, ...] = ()  # of the dims before the tensor's own, which a batch has
 
-    def __init__(self, transfer: Transfer, members: Communicator) -> None:
-        """Raises if what this rank passed does not fit the plan, or the plan not the group.
+    def __init__(
+        self,
+        known: RankPlan,
+        shards: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device | None,
+        is_on_wire: bool,
+    ) -> None:
+        self.known, self.plan = known, known.plan
+        self.shards, self.dtype = shards, dtype
+        self.device = device  # of the outputs that are to be made; None: they were given
+        self.is_on_wire = is_on_wire  # whether all local tensors are where messages leave
+        self.outputs: list[torch.Tensor] = []
 
-        Looks at a tensor as little as it can: in a small exchange every look is seen.
-        """
-        if type(transfer) is not Transfer or type(transfer.plan) is not TransferPlan:
-            check_transfer(transfer, members.rank)
-        plan, given, out, dtype, device, _ = transfer
-        if not plan.rank_set <= members.ranks.members:
-            members.ranks.check_members(plan.ranks, what="the plan's layouts")
-        shapes = plan.shapes_of(members.rank)
-        quick = _quick_dtype(given, shapes.source, dtype, plan.itemsize)
-        if quick is None or out is not None or plan.has_pending:
-            dtype = check_arguments(transfer, shapes, members.rank)
-        else:
-            dtype = quick
-        self.plan, self.dtype = plan, dtype
-        wire = members.wire_device
-        self.shards = list(given)
-        self.is_on_wire = True  # whether all local tensors are where messages leave and arrive
-        for number, shard in enumerate(given):
-            if shard.requires_grad or shard.is_neg() or dtype.is_complex:
-                self.shards[number] = _plain(shard)
-            if shard.device != wire:
-                self.is_on_wire = False
-        if out is not None:
-            self.outputs = [tensor.detach() for tensor in out]
-        elif device is None and self.shards:
-            self.outputs = [self.shards[0].new_empty(shape) for shape in shapes.target]
-            return  # on the device of the shards
-        else:
-            device = wire if device is None else device
+    def make_outputs(self) -> None:
+        """Makes them, unless they were given."""
+        if self.device is not None:
             self.outputs = [
-                torch.empty(shape, dtype=dtype, device=device) for shape in shapes.target
+                torch.empty(shape, dtype=self.dtype, device=self.device)
+                for shape in self.known.shapes.target
             ]
-        for output in self.outputs:
-            self.is_on_wire &= output.device == wire
 
     def at(self, place: Place) -> torch.Tensor:
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
         return shard if place.region is None else shard[place.region]
 
 
-def _quick_dtype(
-    tensors: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype | None, itemsize: int
-) -> torch.dtype | None:
-    """The dtype, if these are dense tensors of the shapes and of one dtype of that size.
+def load_of(transfer: Transfer, members: Communicator) -> Load:
+    """Raises if what this rank passed does not fit the plan, or the plan not the group."""
+    if type(transfer) is Transfer:
+        plan, shards, out, dtype, device, _ = transfer
+        if out is None and device is None:
+            usual = usual_load(plan, shards, dtype, members)
+            if usual is not None:
+                return usual
+    check_transfer(transfer, members.rank)
+    return _checked_load(transfer, members)
 
-    Quick, and says no more: for anything else `check_arguments` finds the words.
+
+def usual_load(
+    plan: TransferPlan, shards: object, dtype: torch.dtype | None, members: Communicator
+) -> Load | None:
+    """The load, if there is nothing special about the tensors and the plan was used before.
+
+    Looks as little as it can, because in a small exchange every look is seen, and says no more
+    than None: `load_of` finds the words or the way for anything else.
     """
-    if type(tensors) not in (list, tuple) or len(tensors) != len(shapes):
+    known = members.rank_plans.get(id(plan))
+    if known is None or type(shards) is not list:
         return None
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
+    shapes, usual, wire = known.shapes.source, known.usual_dtype, members.wire_device
+    if len(shards) != len(shapes) or (dtype is not usual and (dtype is not None or not shards)):
+        return None
+    for shard, shape in zip(shards, shapes, strict=True):
+        if (
+            not isinstance(shard, torch.Tensor)
+            or shard.dtype is not usual
+            or shard.shape != shape
+            or shard.layout is not torch.strided
+            or shard.device != wire
+            or shard.requires_grad
+            or shard.is_neg()
+        ):
             return None
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            return None
-        dtype = tensor.dtype if dtype is None else dtype
-        if tensor.dtype is not dtype:
-            return None
-    is_right = type(dtype) is torch.dtype and dtype not in _QUANTIZED and dtype.itemsize == itemsize
-    return dtype if is_right else None
+    return None if usual is None else Load(known, shards, usual, wire, True)
+
+
+def _checked_load(transfer: Transfer, members: Communicator) -> Load:
+    wire = members.wire_device
+    known = rank_plan(transfer.plan, members)
+    dtype = check_arguments(transfer, known.shapes, members.rank)
+    if not dtype.is_complex:
+        known.usual_dtype = dtype
+    shards = [_plain(shard) for shard in transfer.shards]
+    device = None if transfer.out is not None else _device_of_outputs(transfer, wire)
+    outputs = [tensor.detach() for tensor in transfer.out or ()]
+    places = {tensor.device for tensor in (*shards, *outputs)}
+    load = Load(known, shards, dtype, device, places <= {wire} and device in (None, wire))
+    load.outputs = outputs
+    return load
+
+
+def _device_of_outputs(transfer: Transfer, wire: torch.device) -> torch.device:
+    if transfer.device is not None:
+        return torch.empty(0, device=transfer.device).device  # with its number
+    return transfer.shards[0].device if transfer.shards else wire
 
 
 def _plain(shard: torch.Tensor) -> torch.Tensor:

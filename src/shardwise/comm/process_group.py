@@ -17,6 +17,7 @@ from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
 
 if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, Flight
+    from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
 
 __all__ = ["ProcessGroupCommunicator", "Wire", "communicator"]
@@ -87,6 +88,7 @@ class ProcessGroupCommunicator:
         name = f"cuda:{torch.cuda.current_device()}" if is_cuda else self._wire
         self.wire_device = torch.device(name)
         self.backend = backends[self._wire]
+        self.rank_plans: dict[int, RankPlan] = {}
         self._has_launched = False
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
         place = "cpu" if "cpu" in backends else self._wire

@@ -28,6 +28,7 @@ from shardwise.transfer.program import Scale
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
 
 __all__ = ["LinkTraffic", "SimulatedCommunicator", "Simulation", "simulate"]
@@ -89,7 +90,10 @@ class _World:
         self.traffic = LinkTraffic()
         self.group_keys: dict[GroupRanks, int] = {}
         self.num_meetings: dict[tuple[int, int], int] = defaultdict(int)  # by group and rank
-        self.mail: dict[Hashable, deque[torch.Tensor]] = defaultdict(deque)
+        # By link: messages that were sent and have not landed, by number, and the next numbers.
+        self.mail: dict[Hashable, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.num_sent: dict[Hashable, int] = defaultdict(int)
+        self.num_expected: dict[Hashable, int] = defaultdict(int)
         self.meetings: dict[Hashable, dict[int, Any]] = defaultdict(dict)
         self._batons = [threading.Semaphore(0) for _ in range(world_size)]
         self._in_line = deque(range(world_size))
@@ -198,6 +202,7 @@ class SimulatedCommunicator:
         self.ranks = GroupRanks(tuple(ranks))
         self.backend = world.backend
         self.wire_device = torch.device("cpu")
+        self.rank_plans: dict[int, RankPlan] = {}
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 
     @property
@@ -292,22 +297,25 @@ class SimulatedCommunicator:
 
 
 class _SimulatedFlight:
-    """Messages as copies in a mailbox per link, first in, first out."""
+    """Messages as copies in a mailbox per link: the n-th receive that is named gets the n-th."""
 
     def __init__(self, world: _World, rank: int, ranks: GroupRanks, key: int) -> None:
         self._world, self._rank, self._ranks, self._key = world, rank, ranks, key
-        self._receives: list[tuple[int, torch.Tensor]] = []
+        self._receives: list[tuple[int, int, torch.Tensor]] = []  # peer, number on the link
         self._has_landed: list[bool] = []
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
         self._ranks.group_rank(peer)
-        self._receives.append((peer, buffer))
+        link = (self._key, peer, self._rank)
+        self._receives.append((peer, self._world.num_expected[link], buffer))
+        self._world.num_expected[link] += 1
         self._has_landed.append(False)
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._ranks.group_rank(peer)
         link = (self._key, self._rank, peer)
-        self._world.mail[link].append(as_bytes(buffer).clone())
+        self._world.mail[link][self._world.num_sent[link]] = as_bytes(buffer).clone()
+        self._world.num_sent[link] += 1
         self._world.traffic.add(self._rank, peer, buffer.nbytes)
         self._world.notify(link)
 
@@ -317,11 +325,11 @@ class _SimulatedFlight:
     def land(self, index: int) -> None:
         if self._has_landed[index]:
             return
-        peer, buffer = self._receives[index]
+        peer, number, buffer = self._receives[index]
         link = (self._key, peer, self._rank)
         box = self._world.mail[link]
-        self._world.wait(link, f"a message from rank {peer}", lambda: bool(box))
-        message = box.popleft()
+        self._world.wait(link, f"a message from rank {peer}", lambda: number in box)
+        message = box.pop(number)
         if message.nbytes != buffer.nbytes:
             raise AssertionError(
                 f"rank {self._rank} expected {buffer.nbytes} bytes from rank {peer}, "

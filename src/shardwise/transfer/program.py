@@ -35,6 +35,7 @@ __all__ = [
     "Reduction",
     "Round",
     "Scale",
+    "contiguous_in",
 ]
 
 Index = tuple[slice, ...]
@@ -53,6 +54,7 @@ class Place(NamedTuple):
     is_target: bool
     shard: int
     region: Index | None  # None: the whole shard
+    is_contiguous: bool  # in a row-major shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +319,23 @@ def _places(
     origin, full = layout.boxes.starts[rows[picked]], layout.boxes.shapes[rows[picked]]
     low, high = moves.starts[picked] - origin, moves.stops[picked] - origin
     is_whole = (high - low == full).all(axis=1).tolist()
+    is_contiguous = contiguous_in(layout, rows[picked], moves[picked]).tolist()
     corners = zip(picked.tolist(), low.tolist(), high.tolist(), strict=True)
-    for (at, start, stop), shard, whole in zip(corners, shards, is_whole, strict=True):
+    kinds = zip(shards, is_whole, is_contiguous, strict=True)
+    for (at, start, stop), (shard, whole, flat) in zip(corners, kinds, strict=True):
         index = None if whole else tuple(map(slice, start, stop))
-        found[at] = Place(is_target, shard, index)
+        found[at] = Place(is_target, shard, index, flat)
+    return found
+
+
+def contiguous_in(layout: Layout, rows: Ints, moves: Moves) -> np.ndarray:
+    """Which moves' regions are contiguous in the (row-major) shards of the given rows, (n,)."""
+    sizes, full = moves.stops - moves.starts, layout.boxes.shapes[rows]
+    found = np.zeros(len(rows), dtype=bool) if layout.ndim else np.ones(len(rows), dtype=bool)
+    for dim in range(layout.ndim):
+        before = (sizes[:, :dim] == 1).all(axis=1)
+        after = (sizes[:, dim + 1 :] == full[:, dim + 1 :]).all(axis=1)
+        found |= before & after
     return found
 
 

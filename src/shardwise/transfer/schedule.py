@@ -21,16 +21,15 @@ from shardwise.arguments import whole_number
 from shardwise.errors import PlanError
 from shardwise.geometry import flat_range_boxes
 from shardwise.transfer.moves import NO_GROUP, Moves
-from shardwise.transfer.program import RankProgram
+from shardwise.transfer.program import RankProgram, contiguous_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardwise.geometry import Layout
     from shardwise.geometry.box import Ints
     from shardwise.transfer.plan import TransferPlan
 
-__all__ = ["LEAST_CAP", "Schedule", "contiguous_in", "cut_rounds", "make_schedule"]
+__all__ = ["LEAST_CAP", "Schedule", "cut_rounds", "make_schedule"]
 
 LEAST_CAP = 16 << 20  # bytes of staging that are always allowed when nobody asked for a cap
 
@@ -161,17 +160,6 @@ def _is_staged(plan: TransferPlan, part: Moves, wire: Moves) -> tuple[np.ndarray
         leaves[rows] = contiguous_in(layout, wire.source_row[rows], wire[rows])
     arrives = contiguous_in(plan.target, wire.target_row, wire) & (wire.group == NO_GROUP)
     return ~(alone & leaves & ~is_summed), ~(alone & arrives)
-
-
-def contiguous_in(layout: Layout, rows: Ints, moves: Moves) -> np.ndarray:
-    """Which moves' regions are contiguous in the (row-major) shards of the given rows, (n,)."""
-    sizes, full = moves.stops - moves.starts, layout.boxes.shapes[rows]
-    found = np.zeros(len(rows), dtype=bool) if layout.ndim else np.ones(len(rows), dtype=bool)
-    for dim in range(layout.ndim):
-        before = (sizes[:, :dim] == 1).all(axis=1)
-        after = (sizes[:, dim + 1 :] == full[:, dim + 1 :]).all(axis=1)
-        found |= before & after
-    return found
 
 
 class _Piece(NamedTuple):

@@ -1,0 +1,53 @@
+"""A plan as one rank of a group carries it out: all that does not depend on the tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.transfer import RankProgram, TransferPlan
+
+__all__ = ["RankPlan", "rank_plan"]
+
+_MOST = 64  # plans that a communicator keeps
+
+
+class RankPlan:
+    """Raises where it is made if the plan has ranks that are not in the group."""
+
+    __slots__ = ("_program", "_rank", "plan", "shapes", "usual_dtype")
+
+    def __init__(self, plan: TransferPlan, members: Communicator) -> None:
+        if not plan.rank_set <= members.ranks.members:
+            members.ranks.check_members(plan.ranks, what="the plan's layouts")
+        self._rank = members.rank
+        self._program: RankProgram | None = None
+        self.plan = plan
+        self.shapes = plan.shapes_of(members.rank)
+        # With which `usual_load` need not look at the dtype again. Never complex, of which a
+        # tensor may be a conjugate view.
+        self.usual_dtype: torch.dtype | None = None
+
+    def program(self) -> RankProgram:
+        """What the rank does when the plan is carried out alone, without a cap."""
+        if self._program is None:
+            self._program = self.plan.schedule().program(self._rank)
+        return self._program
+
+
+def rank_plan(plan: TransferPlan, members: Communicator) -> RankPlan:
+    """The same one at every call, as long as the communicator keeps it.
+
+    Found by identity, because a small exchange takes so little time that calls to hash and
+    compare would be seen in it. What is kept holds the plan, so its id is its own.
+    """
+    known = members.rank_plans.get(id(plan))
+    if known is None:
+        known = RankPlan(plan, members)
+        if len(members.rank_plans) >= _MOST:
+            members.rank_plans.clear()
+        members.rank_plans[id(plan)] = known
+    return known
