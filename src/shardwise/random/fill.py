@@ -71,9 +71,14 @@ def fill_uniform_(
     sizes = _checked(tensor, box, shape, key, _FLOATS | _COMPLEX)
     dtype = tensor.dtype.to_real()
     least, most = _range_inside(dtype, low, high, has_end=False)
-    start, span = _rounded(low, dtype), _rounded(float(high) - float(low), dtype)
-    if not math.isfinite(span):
-        raise ArgumentValueError("high - low", expected=f"finite in {dtype}", got=f"{low}, {high}")
+    start = _rounded(low, _computed_in(dtype))
+    span = _rounded(float(high) - float(low), _computed_in(dtype))
+    if not all(map(math.isfinite, (span, _rounded(low, dtype), _rounded(high, dtype)))):
+        raise ArgumentValueError(
+            "low, high and their difference",
+            expected=f"numbers that are finite in {dtype}",
+            got=f"{low} and {high}",
+        )
 
     def values(words: Array) -> Array:
         found = _fractions(words)
@@ -241,7 +246,7 @@ def _fill(
 ) -> torch.Tensor:
     """Fills `tensor` with `values` of random words of `bits` 32 or 64, one to an element.
 
-    Element i of the global tensor gets word i % n of block i // n; a block has n = 128 / bits.
+    Element i of the global tensor gets word i % n of block i // n; a block has n = 256 / bits.
     """
     if tensor.is_complex():
         box, shape = Box((*box.start, 0), (*box.stop, 2)), (*shape, 2)

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from shardwise.geometry import Box
+from shardwise.random.arrays import Array, up_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from shardwise.random.arrays import Array
 
 __all__ = ["Rows", "Slab", "slabs"]
 
@@ -54,10 +53,13 @@ class Rows:
 
     def starts(self, device: torch.device) -> Array:
         """Flat index at which each run begins, in row-major order."""
-        found = np.array([self.first])
+        on_cpu = device.type == "cpu"
+        found: Array = (
+            np.array([self.first]) if on_cpu else torch.tensor([self.first], device=device)
+        )
         for size, step in self.steps:
-            found = (found[:, None] + np.arange(size) * step).reshape(-1)
-        return found if device.type == "cpu" else torch.from_numpy(found).to(device)
+            found = (found[:, None] + up_to(size, like=found) * step).reshape(-1)
+        return found
 
     def offset(self, size: int) -> int | None:
         """Where in a block of `size` elements each run begins; None if they differ."""
