@@ -106,10 +106,13 @@ _HOMES = {
     "shardwise.transfer": ["TransferPlan", "plan_reshard", "relabel"],
     "shardwise.viz": ["print_layout", "print_plan"],
 }
+_PACKAGES = {"comm", "errors", "geometry", "sharded_tensor", "sharding_spec", "testing", "transfer"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"shardwise.{name}")  # which sets the attribute
     if name not in _HOME_OF:
         raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

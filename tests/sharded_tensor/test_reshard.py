@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
+from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
@@ -85,6 +86,31 @@ def test_real_ranks_agree_with_the_oracle_in_every_form() -> None:
                 torch.testing.assert_close(capped, expected, rtol=0, atol=0)
             if rank == 1:
                 torch.testing.assert_close(small, expected.half(), rtol=0, atol=0)
+
+
+def _async(rank: int, listed: list[tuple[Layout, Layout]]) -> list[list[torch.Tensor]]:
+    """All under way at once, waited for in order, with another exchange in between."""
+    started = [
+        shardwise.reshard(random_tensor(source, seed=k), target, async_op=True)
+        for k, (source, target) in enumerate(listed)
+    ]
+    between = sharded_tensor.ones(shardwise.chunk(0), 5).full_tensor()
+    assert between.sum() == 5
+    found = [work.wait() for work in started]
+    assert all(work.wait() is tensor for work, tensor in zip(started, found, strict=True))
+    leaf = sharded_tensor.ones(shardwise.chunk(0), 5, requires_grad=True)
+    with pytest.raises(OpError, match="async_op= is for values only"):
+        shardwise.reshard(leaf, shardwise.replicate(), async_op=True)
+    return [held(tensor) for tensor in found]
+
+
+def test_many_reshards_can_be_under_way_at_once() -> None:
+    listed = examples(pairs(), 20)
+    results = shardwise.run_local(_async, 4, listed)
+    for k, (source, target) in enumerate(listed):
+        after = {rank: result[k] for rank, result in enumerate(results)}
+        expected = assemble(source, random_shards(source, seed=k))
+        torch.testing.assert_close(assemble(target, after), expected, rtol=0, atol=0)
 
 
 def _many(rank: int, listed: list[tuple[Layout, Layout]]) -> Any:

@@ -112,8 +112,6 @@ ELSEWHERE = {
     "_register_remote_shards",
     "_sharded_tensor_map",
     "pre_load_state_dict_hook",
-    "rand",
-    "randn",
     "state_dict_hook",
 }
 UNCALLED = {"MEM_FORMAT_ENCODING", "ShardedTensor", "ShardedTensorBase"}  # as functions

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.executor import execute
+from shardwise.comm.executor import execute, start_all
+from shardwise.comm.load import Transfer
 from shardwise.errors import OpError
 from shardwise.geometry import Layout
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardwise.comm.communicator import Communicator
 
@@ -39,6 +40,7 @@ __all__ = [
     "scale_terms",
     "shards_of",
     "spread_terms",
+    "start",
 ]
 
 Carriers = tuple[torch.Tensor, ...]  # at least one
@@ -55,6 +57,11 @@ class Exchange:
     members: Communicator
     max_bytes: int | None = None
     enters: bool = False  # whether the gradients of the result are each rank's own part
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the result would be the tensor itself."""
+        return self.source == self.target and self.source_devices == self.target_devices
 
     def reversed(self) -> Exchange:
         """The way of the gradient. [Note: gradients]"""
@@ -104,27 +111,47 @@ def exchange(
 def _moved(
     job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
 ) -> Carriers:
-    rank, first = job.members.rank, carriers[0]
-    plan = plan_reshard(job.source, job.target, first.dtype.itemsize)
-    shards = shards_of(carriers, job.source, rank)
-    devices = job.target_devices
-    if out is None and len(set(devices)) > 1:
-        shapes = plan.shapes_of(rank).target
-        out = [
-            torch.empty(shape, dtype=first.dtype, device=device)
-            for shape, device in zip(shapes, devices, strict=True)
-        ]
-    device = devices[0] if devices else first.device
+    plan, shards, out, dtype, device, _ = _transfer(job, carriers, out)
     moved = execute(
         plan,
         shards,
         out=out,
-        dtype=first.dtype,
-        device=None if out is not None else device,
+        dtype=dtype,
+        device=device,
         group=job.members,
         max_bytes=job.max_bytes,
     )
-    return carriers_of(moved, dtype=first.dtype, device=device)
+    return carriers_of(moved, dtype=carriers[0].dtype, device=_home(job, carriers))
+
+
+def start(
+    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+) -> Callable[[], Carriers]:
+    """Starts to move values; what it returns waits for them and gives the carriers."""
+    transfer = _transfer(job, carriers, out)
+    started = start_all([transfer], group=job.members, max_bytes=job.max_bytes)
+    home = _home(job, carriers)
+    return lambda: carriers_of(started.wait()[0], dtype=carriers[0].dtype, device=home)
+
+
+def _home(job: Exchange, carriers: Carriers) -> torch.device:
+    return job.target_devices[0] if job.target_devices else carriers[0].device
+
+
+def _transfer(job: Exchange, carriers: Carriers, out: Sequence[torch.Tensor] | None) -> Transfer:
+    rank, dtype = job.members.rank, carriers[0].dtype
+    plan = plan_reshard(job.source, job.target, dtype.itemsize)
+    shards = shards_of(carriers, job.source, rank)
+    devices = job.target_devices
+    if out is None and len(set(devices)) > 1:
+        out = [
+            torch.empty(shape, dtype=dtype, device=device)
+            for shape, device in zip(plan.shapes_of(rank).target, devices, strict=True)
+        ]
+    device: torch.device | None = _home(job, carriers)
+    if out is not None or (shards and shards[0].device == device):
+        device = None  # which says the same, and takes the short way
+    return Transfer(plan, shards, out, dtype, device)
 
 
 def _check_differentiable(job: Exchange) -> None:

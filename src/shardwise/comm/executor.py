@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         Round,
     )
 
-__all__ = ["execute", "execute_all"]
+__all__ = ["Started", "execute", "execute_all", "start_all"]
 
 Loads = Sequence[Load | Batch]
 
@@ -82,6 +82,19 @@ def execute_all(
 
     Thousands of small ones are a few exchanges, see `comm/batch.py`.
     """
+    return start_all(transfers, group=group, max_bytes=max_bytes).wait()
+
+
+def start_all(
+    transfers: Sequence[Transfer],
+    *,
+    group: ProcessGroup | Communicator | None = None,
+    max_bytes: int | None = None,
+) -> Started:
+    """The same, not waited for: the messages of the last exchange's first rounds may fly on.
+
+    Ranks start and await exchanges in the same order.
+    """
     members = communicator(group)
     problem = None
     loads: list[Load] = []
@@ -97,9 +110,22 @@ def execute_all(
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
-    _overlap([_exchange(program, lot, members) for program, lot in work.exchanges])
+    flying = _overlap([_exchange(program, lot, members) for program, lot in work.exchanges])
     lower(work.by_collective, members)
-    return [load.outputs for load in loads]
+    return Started(flying, loads)
+
+
+class Started:
+    """An exchange under way."""
+
+    def __init__(self, flying: Iterator[None], loads: Sequence[Load]) -> None:
+        self._flying = flying
+        self._loads = loads
+
+    def wait(self) -> list[list[torch.Tensor]]:
+        """Every transfer's local tensors, once all have landed; at every call the same."""
+        next(self._flying, None)
+        return [load.outputs for load in self._loads]
 
 
 class _Unpacking(NamedTuple):
@@ -138,17 +164,18 @@ def _divide(loads: Sequence[Load], max_bytes: int | None, members: Communicator)
     return work
 
 
-def _overlap(exchanges: Sequence[Iterator[None]]) -> None:
+def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     """Carries them out one after the other; while the last round of one flies, the next starts.
 
     So all ranks meet their messages in the order of the exchanges, whichever rounds they have.
+    The last one is returned where it flies.
     """
     flying: Iterator[None] = iter(())
     for exchange in exchanges:
         next(exchange, None)
         next(flying, None)
         flying = exchange
-    next(flying, None)
+    return flying
 
 
 def _exchange(program: RankProgram, loads: Loads, members: Communicator) -> Iterator[None]:

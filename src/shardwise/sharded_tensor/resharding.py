@@ -5,18 +5,25 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shardwise.comm.differentiable import Exchange, carriers_of, exchange
+from shardwise.comm.differentiable import Exchange, carriers_of, exchange, start
 from shardwise.geometry import Box, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["cut_state", "replicated", "replicated_layout", "replicated_state", "reshard_state"]
+__all__ = [
+    "cut_state",
+    "replicated",
+    "replicated_layout",
+    "replicated_state",
+    "reshard_state",
+    "start_reshard",
+]
 
 
 def reshard_state(
@@ -34,21 +41,42 @@ def reshard_state(
     All ranks of the group call it. Where nothing changes, the same state is returned. `enters` as
     in `Exchange`.
     """
-    members = state.comm
+    job = _job(state, layout, devices, max_bytes, enters=enters)
+    if out is None and not enters and job.changes_nothing:
+        return state
+    return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
+
+
+def start_reshard(
+    state: State,
+    layout: Layout,
+    *,
+    spec: ShardingSpec | None = None,
+    devices: Sequence[torch.device] | None = None,
+    max_bytes: int | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+) -> Callable[[], State]:
+    """The same for values, started only: what it returns waits, and gives the state."""
+    job = _job(state, layout, devices, max_bytes)
+    if out is None and job.changes_nothing:
+        return lambda: state
+    wait = start(job, state.carriers, out=out)
+    return lambda: state.with_carriers(wait(), layout=layout, spec=spec)
+
+
+def _job(
+    state: State,
+    layout: Layout,
+    devices: Sequence[torch.device] | None,
+    max_bytes: int | None,
+    *,
+    enters: bool = False,
+) -> Exchange:
     if devices is None:
         devices = (state.device,) * len(layout.boxes_of(state.rank))
-    if out is None and not enters and layout == state.layout and tuple(devices) == state.devices:
-        return state
-    job = Exchange(
-        state.layout,
-        layout,
-        state.devices,
-        tuple(devices),
-        members,
-        max_bytes=max_bytes,
-        enters=enters,
+    return Exchange(
+        state.layout, layout, state.devices, tuple(devices), state.comm, max_bytes, enters
     )
-    return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
 
 
 def replicated_layout(shape: tuple[int, ...], like: State) -> Layout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -13,21 +13,21 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.remote_shards import connect
-from shardwise.sharded_tensor.resharding import reshard_state
+from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
     from shardwise.sharded_tensor.autograd import Hook
 
-__all__ = ["Absent", "Target", "absent", "reshard", "reshard_in_place", "target_of"]
+__all__ = ["Absent", "AsyncReshard", "Target", "absent", "reshard", "reshard_in_place", "target_of"]
 
 To = "ShardingSpec | Layout | ShardedTensor"
 
@@ -85,19 +85,58 @@ def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
     return found
 
 
+class AsyncReshard:
+    """A reshard under way; `wait()` gives the tensor. Ranks start and await in the same order."""
+
+    def __init__(self, finish: Callable[[], ShardedTensor]) -> None:
+        self._finish: Callable[[], ShardedTensor] | None = finish
+        self._result: ShardedTensor | None = None
+
+    def wait(self) -> ShardedTensor:
+        """The tensor, once all of this rank's pieces are there; the same at every call."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish()
+        assert self._result is not None
+        return self._result
+
+
+@overload
+def reshard(
+    x: torch.Tensor | Absent,
+    to: ShardingSpec | Layout | torch.Tensor,
+    *,
+    max_bytes: int | None = ...,
+    out: torch.Tensor | None = ...,
+    async_op: Literal[False] = ...,
+    process_group: ProcessGroup | Communicator | None = ...,
+) -> ShardedTensor: ...
+@overload
+def reshard(
+    x: torch.Tensor | Absent,
+    to: ShardingSpec | Layout | torch.Tensor,
+    *,
+    max_bytes: int | None = ...,
+    out: torch.Tensor | None = ...,
+    async_op: Literal[True],
+    process_group: ProcessGroup | Communicator | None = ...,
+) -> AsyncReshard: ...
 def reshard(
     x: torch.Tensor | Absent,
     to: ShardingSpec | Layout | torch.Tensor,
     *,
     max_bytes: int | None = None,
     out: torch.Tensor | None = None,
+    async_op: bool = False,
     process_group: ProcessGroup | Communicator | None = None,
-) -> ShardedTensor:
+) -> ShardedTensor | AsyncReshard:
     """The same tensor in another layout: a spec's, a given one, or another tensor's.
 
     All ranks of the group call it. Pure and differentiable; where nothing changes, `x` itself is
     returned. What a rank has already is copied, what it lacks is received once. `max_bytes` caps
-    the staging memory. `out` is a tensor of the target layout to fill (values only).
+    the staging memory. `out` is a tensor of the target layout to fill. `async_op` returns at once
+    an `AsyncReshard`, whose `wait()` gives the tensor; until then neither `x` nor `out` may change.
+    Both are for values only, not for tensors that need gradients.
 
     If `to` names ranks outside of the tensor's group, pass a `process_group` that has them all;
     every rank of it calls, ranks without the tensor with `shardwise.absent(layout, dtype)`, and the
@@ -110,24 +149,41 @@ def reshard(
     >>> shardwise.run_local(lambda rank: columns(rank), 2)
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
-    has_options = out is not None or process_group is not None
+    has_options = out is not None or async_op or process_group is not None
     if isinstance(x, ShardedTensor) and not has_options and _is_own_spec(x, to):
         return x  # nothing to do, and no time to lose over it
     state = _source(x, process_group)
     target = target_of(to, state.layout.shape, state.rank)
     if process_group is not None:
         _check_group(state, target)
-    moved = reshard_state(
-        state,
-        target.layout,
-        spec=target.spec,
-        devices=target.devices,
-        max_bytes=max_bytes,
-        out=None if out is None else _out(out, state, target),
+    given = None if out is None else _out(out, state, target)
+
+    def result(moved: State) -> ShardedTensor:
+        if isinstance(out, ShardedTensor):
+            return out
+        return x if isinstance(x, ShardedTensor) and moved is x._state else wrap(moved)
+
+    if async_op:
+        _check_no_grad("async_op", state)
+        wait = start_reshard(
+            state,
+            target.layout,
+            spec=target.spec,
+            devices=target.devices,
+            max_bytes=max_bytes,
+            out=given,
+        )
+        return AsyncReshard(lambda: result(wait()))
+    return result(
+        reshard_state(
+            state,
+            target.layout,
+            spec=target.spec,
+            devices=target.devices,
+            max_bytes=max_bytes,
+            out=given,
+        )
     )
-    if isinstance(out, ShardedTensor):
-        return out
-    return x if isinstance(x, ShardedTensor) and moved is x._state else wrap(moved)
 
 
 def _is_own_spec(x: ShardedTensor, to: object) -> bool:
