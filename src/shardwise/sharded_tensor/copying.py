@@ -1,4 +1,11 @@
-"""Copies of sharded tensors, and values written into them."""
+"""Copies of sharded tensors, and values written into them.
+
+[Note: Module.to] torch converts a parameter, asks whether `param.data = converted` would do, makes
+a Parameter of the converted tensor (`converted.detach().requires_grad_()`), and swaps the two
+objects with all that is on them. A plain parameter keeps its attributes and hooks, since of that
+one the data are set. So that a sharded one keeps them too, the question notes on the converted
+tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +17,12 @@ import torch
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.resharding import cut_state, replicated_state, reshard_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, user_attributes, wrap
+from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.sharded_tensor.state import State
 
 __all__: list[str] = []
@@ -24,12 +34,33 @@ _Tensor: Any = torch.Tensor
 def _clone(
     tensor: ShardedTensor, *, memory_format: torch.memory_format = torch.preserve_format
 ) -> ShardedTensor:
-    return wrap(tensor._state.map(lambda local: local.clone(memory_format=memory_format)))
+    state = tensor._state
+    return wrap(
+        state.map(
+            lambda local: local.clone(memory_format=memory_format), init_rrefs=state.init_rrefs
+        )
+    )
 
 
 @handles(_Tensor.detach, torch.detach)
 def _detach(tensor: ShardedTensor) -> ShardedTensor:
-    return wrap(tensor._state.map(torch.detach))
+    state = tensor._state
+    made = wrap(_same_memory(state, torch.detach))
+    parameter, state.converted_from = state.converted_from, None
+    if parameter is not None:  # [Note: Module.to]
+        _copy_attributes(parameter, made)
+        made._state.converted_from = parameter
+    return made
+
+
+def _copy_attributes(source: ShardedTensor, target: ShardedTensor) -> None:
+    for name, value in user_attributes(source).items():
+        setattr(target, name, value)
+
+
+def _same_memory(state: State, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
+    """State of views of the same memory, to which remote references lead as before."""
+    return state.map(fn, init_rrefs=state.init_rrefs, remote=state.remote)
 
 
 @handles(_Tensor.detach_, torch.detach_)
@@ -51,7 +82,7 @@ def _contiguous(
 
 @handles(_Tensor.data.__get__)
 def _data(tensor: ShardedTensor) -> ShardedTensor:
-    return wrap(tensor._state.map(lambda local: local.data))
+    return wrap(_same_memory(tensor._state, lambda local: local.data))
 
 
 @handles(_Tensor.data.__set__)
@@ -68,6 +99,7 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
     if (new.layout, new.dtype, new.devices) == (state.layout, state.dtype, state.devices):
         for carrier, data in zip(state.carriers, new.carriers, strict=True):
             carrier.data = data.data
+        state.remote = None  # references lead to the memory that it had
         return
     if not tensor.is_leaf:
         raise OpError(
@@ -76,7 +108,12 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
             fix="Set the data of leaf tensors only.",
         )
     requires_grad = state.requires_grad
-    adopt(tensor, new.map(lambda local: local.detach().requires_grad_(requires_grad)))
+    adopt(
+        tensor,
+        new.map(
+            lambda local: local.detach().requires_grad_(requires_grad), init_rrefs=state.init_rrefs
+        ),
+    )
 
 
 def _copied(state: State, memo: dict[int, Any]) -> State:
@@ -88,7 +125,8 @@ def _copied(state: State, memo: dict[int, Any]) -> State:
             rank=state.rank,
             fix="Copy st.detach().",
         )
-    return state.map(lambda local: copy.deepcopy(local, memo))  # gradients too
+    # Gradients too.
+    return state.map(lambda local: copy.deepcopy(local, memo), init_rrefs=state.init_rrefs)
 
 
 @handles(_Tensor.__deepcopy__)
@@ -97,9 +135,8 @@ def _deepcopy(tensor: ShardedTensor, memo: dict[int, Any]) -> ShardedTensor:
         found: ShardedTensor = memo[id(tensor)]
         return found
     made = memo[id(tensor)] = wrap(_copied(tensor._state, memo), type(tensor))
-    for name, value in vars(tensor).items():
-        if name != "_state":
-            setattr(made, name, copy.deepcopy(value, memo))
+    for name, value in user_attributes(tensor).items():
+        setattr(made, name, copy.deepcopy(value, memo))
     return made
 
 
@@ -159,4 +196,40 @@ def _fill(tensor: ShardedTensor, value: Any) -> torch.Tensor:
 @handles(torch._has_compatible_shallow_copy_type)
 def _may_set_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """No: `Module.to` then swaps the parameters, whatever their layouts and dtypes are."""
+    if isinstance(tensor, torch.nn.Parameter) and isinstance(other, ShardedTensor):
+        other._state.converted_from = tensor  # [Note: Module.to]
     return False
+
+
+@handles(_Tensor.module_load)
+def _module_load(tensor: torch.Tensor, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
+    return other.detach() if assign else tensor.copy_(other).detach()
+
+
+@handles(torch.empty_like)
+def _empty_like(
+    tensor: ShardedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> ShardedTensor:
+    state = tensor._state
+    made = state.map(
+        lambda local: torch.empty_like(
+            local,
+            dtype=dtype,
+            layout=layout,
+            device=device,
+            requires_grad=requires_grad,
+            pin_memory=pin_memory,
+            memory_format=memory_format,
+        ),
+        init_rrefs=state.init_rrefs,
+    )
+    if made.device != state.device and made.spec is not None:
+        made.spec = on_device(made.spec, made.layout.shape, made.device.type)
+    return wrap(made)

@@ -86,9 +86,12 @@ def full(
     """
     if options.get("dtype") is None and not isinstance(fill_value, int):
         options["dtype"] = torch.full((), fill_value).dtype
+    init_rrefs = options.pop("init_rrefs", False)
     made = empty(sharding_spec, size, **options)
     with torch.no_grad():
         made.fill_(fill_value)
+    made._state.init_rrefs = init_rrefs
+    connect(made._state)  # now that others may fetch it
     return made
 
 

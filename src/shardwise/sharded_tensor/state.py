@@ -45,6 +45,7 @@ class State:
     init_rrefs: bool = False
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
+    converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
 
     @property
     def shards(self) -> Carriers:
@@ -92,8 +93,13 @@ class State:
 
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks and remote references stay behind."""
-        changes = {"hooks": [], "remote": None} | changes
-        return replace(self, carriers=tuple(carriers), **changes)
+        dropped: dict[str, Any] = {
+            "hooks": [],
+            "init_rrefs": False,
+            "remote": None,
+            "converted_from": None,
+        }
+        return replace(self, carriers=tuple(carriers), **(dropped | changes))
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
         """The same, holding `fn` of each local tensor, ties included."""

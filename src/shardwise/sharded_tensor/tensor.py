@@ -23,6 +23,7 @@ from shardwise.sharded_tensor.dispatch import (
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered
+from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "wrap"]
+__all__ = ["ShardedTensor", "ShardedTensorBase", "adopt", "user_attributes", "wrap"]
 
 
 class ShardedTensorBase(torch.Tensor):
@@ -105,6 +106,21 @@ class ShardedTensorBase(torch.Tensor):
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __copy__(self) -> Any:
+        """Another tensor object on the same memory, with the same attributes."""
+        state = self._state
+        made = wrap(
+            state.map(
+                lambda local: local.detach().requires_grad_(local.requires_grad),
+                init_rrefs=state.init_rrefs,
+                remote=state.remote,
+            ),
+            type(self),
+        )
+        for name, value in user_attributes(self).items():
+            setattr(made, name, value)
+        return made
 
     # torch.compile and Module.to know a tensor made of others by these two methods. The names are
     # looked up as attributes.
@@ -188,6 +204,14 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
+    def remote_shards(self) -> dict[int, list[Any]]:
+        """Rank -> RRefs of its `Shard`s over torch RPC, for all other ranks that hold some.
+
+        Of tensors made with `init_rrefs=True`. A copy of such a tensor, or one that was loaded,
+        gets its references at the first call, which all ranks make.
+        """
+        return remote_shards(self._state)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -206,7 +230,7 @@ class ShardedTensor(ShardedTensorBase):
         return handler(*args, **kwargs)
 
 
-def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
+def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     """The tensor object of a state. [Note: outer and inner]"""
     tensor: ShardedTensor = torch.Tensor._make_wrapper_subclass(
         ShardedTensor if cls is None else cls,
@@ -217,6 +241,11 @@ def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
     )
     tensor._state = state
     return tensor
+
+
+def user_attributes(tensor: ShardedTensorBase) -> dict[str, Any]:
+    """The attributes that others have set on the tensor object."""
+    return {name: value for name, value in vars(tensor).items() if name != "_state"}
 
 
 def adopt(tensor: ShardedTensor, state: State) -> None:

@@ -247,7 +247,9 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
     for carrier in moved.carriers:
         carrier.requires_grad_(state.requires_grad)
     hooks: list[Hook] = state.hooks
-    tensor._state = connect(moved.with_carriers(moved.carriers, spec=spec))
+    tensor._state = connect(
+        moved.with_carriers(moved.carriers, spec=spec, init_rrefs=state.init_rrefs)
+    )
     if grad is not None:
         tensor.grad = grad
     for hook in hooks:
