@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.api import _shard_tensor, load_with_process_group
     from shardwise.comm.checks import set_check
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
@@ -45,6 +46,7 @@ __all__ = [
     "ShardedTensor",
     "ShardwiseError",
     "TransferPlan",
+    "_shard_tensor",
     "absent",
     "as_local_rows",
     "as_replicated",
@@ -55,6 +57,7 @@ __all__ = [
     "from_callback",
     "fused",
     "grid",
+    "load_with_process_group",
     "on_rank",
     "parse_spec",
     "partial",
@@ -69,6 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "shardwise.api": ["_shard_tensor", "load_with_process_group"],
     "shardwise.comm.checks": ["set_check"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
