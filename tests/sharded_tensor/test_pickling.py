@@ -222,9 +222,10 @@ def _in_groups(rank: int) -> list[str]:
     ):
         pass
     assert _get_current_process_group() is world
-    file = _saved(_sharded(shardwise.chunk(0)))
+    st = _sharded(shardwise.chunk(0))
+    file = _saved(st)
     dist.destroy_process_group()
-    for load in (_get_current_process_group, lambda: torch.load(file)):
+    for load in (_get_current_process_group, lambda: torch.load(file), lambda: _saved(st)):
         with pytest.raises(NotInitializedError, match="Need to initialize default process group"):
             load()
     return messages

@@ -40,6 +40,7 @@ __all__ = ["Place", "load_with_process_group"]
 
 _Tensor: Any = torch.Tensor
 _VERSION = 1
+_NO_GROUP = 'Need to initialize default process group using "init_process_group" before'
 _CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (ShardedTensor, ShardedTensorBase)
 }
@@ -80,8 +81,7 @@ def _get_current_process_group() -> dist.ProcessGroup:
     world = dist.group.WORLD
     if world is None:
         raise NotInitializedError(
-            'Need to initialize default process group using "init_process_group" before loading '
-            "ShardedTensor",
+            f"{_NO_GROUP} loading ShardedTensor",
             fix="Start the script with torchrun and call torch.distributed.init_process_group().",
         )
     return _load_group.get() or world
@@ -89,6 +89,12 @@ def _get_current_process_group() -> dist.ProcessGroup:
 
 def _place(members: Communicator) -> Place:
     is_simulated = not hasattr(members, "process_group")
+    if not is_simulated and not dist.is_initialized():
+        raise NotInitializedError(
+            f"{_NO_GROUP} saving ShardedTensor",
+            rank=members.rank,
+            fix="Save it before torch.distributed.destroy_process_group().",
+        )
     return Place(
         members.ranks.group_rank(members.rank),
         members.rank,
@@ -191,7 +197,7 @@ def _spec(
     spec = saved["spec"]
     if spec is None:
         return None
-    found: ShardingSpec = spec_from_plain(*spec) if isinstance(spec, tuple) else spec
+    found: ShardingSpec = spec_from_plain(*spec) if type(spec) is tuple else spec
     if [str(carrier.device) for carrier in carriers] == saved["devices"]:
         return found
     return on_device(found, layout.shape, carriers[0].device.type)
