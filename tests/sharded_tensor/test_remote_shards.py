@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ def _verbs(st: Any) -> None:
     # What shares the memory shares the references; a copy gets its own when it is asked.
     assert st.detach().remote_shards() is st.remote_shards()
     assert copy.copy(st).remote_shards() is st.remote_shards()
-    for made in (st.clone(), copy.deepcopy(st)):
+    for made in (st.clone(), copy.deepcopy(st), pickle.loads(pickle.dumps(st))):
         assert made.remote_shards() is not st.remote_shards()
         _check(made)
     computed: Any
