@@ -165,7 +165,14 @@ SEED = {
         "get_split_size",
         "validate_non_overlapping_shards_metadata",
     ],
-    "sharded_tensor": ["ShardedTensorMetadata", "TensorProperties"],
+    "api": ["_get_current_process_group", "_shard_tensor", "load_with_process_group"],
+    "sharded_tensor": [
+        "ShardedTensorMetadata",
+        "TensorProperties",
+        "pre_load_state_dict_hook",
+        "state_dict_hook",
+    ],
+    "sharded_tensor.api": ["_register_remote_shards"],
     "sharded_tensor.metadata": [
         "MEM_FORMAT_ENCODING",
         "ShardedTensorMetadata",

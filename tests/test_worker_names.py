@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed import rpc
 
 from shardwise.errors import PlacementError
 from shardwise.sharding_spec import ChunkShardingSpec
 from shardwise.testing.local_run import run_local
+from shardwise.testing.rpc_workers import rpc_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def _owners_by_worker_name(rank: int, rendezvous: str) -> tuple[tuple[int, ...], str]:
-    os.environ["TP_SOCKET_IFNAME"] = "lo"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}")
-    start: Any = rpc.init_rpc  # not typed
-    start(f"trainer{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    try:
+    with rpc_workers(rendezvous, rank, 2):
         layout = ChunkShardingSpec(0, ["trainer1/cpu", "trainer0/cpu"]).layout((4,))
         with pytest.raises(PlacementError) as caught:
             ChunkShardingSpec(0, ["ps0/cpu"]).layout((4,))
         return tuple(layout.owners.tolist()), str(caught.value)
-    finally:
-        rpc.shutdown()
 
 
 def test_a_workers_name_is_its_rank(tmp_path: Path) -> None:

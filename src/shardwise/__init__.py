@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.api import _shard_tensor, load_with_process_group
     from shardwise.comm.checks import set_check
     from shardwise.comm.single import init_single
     from shardwise.errors import ShardwiseError
@@ -48,6 +49,7 @@ __all__ = [
     "ShardedTensor",
     "ShardwiseError",
     "TransferPlan",
+    "_shard_tensor",
     "absent",
     "as_local_rows",
     "as_replicated",
@@ -60,6 +62,7 @@ __all__ = [
     "grid",
     "implicit_comm",
     "init_single",
+    "load_with_process_group",
     "manual_seed",
     "on_rank",
     "parse_spec",
@@ -76,6 +79,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "shardwise.api": ["_shard_tensor", "load_with_process_group"],
     "shardwise.comm.checks": ["set_check"],
     "shardwise.comm.single": ["init_single"],
     "shardwise.errors": ["ShardwiseError"],

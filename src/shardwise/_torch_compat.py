@@ -28,11 +28,13 @@ __all__ = [
     "all_gather_single",
     "fan_of",
     "foreach_copy",
+    "forget_rpc_groups",
     "group_store",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
     "remote_device",
+    "rpc_rank",
     "rpc_worker_ranks",
     "start_all_gather",
     "swap_impl",
@@ -116,6 +118,21 @@ def mesh_placement_types() -> MeshPlacementTypes:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 
     return MeshPlacementTypes(Shard, _StridedShard, Replicate, Partial)
+
+
+def forget_rpc_groups() -> None:
+    """Makes the next RPC group this process's first, by which number torch tells groups apart."""
+    from torch.distributed import rpc
+
+    private: Any = rpc
+    private._init_counter = 0
+
+
+def rpc_rank() -> int:
+    """This process's rank in RPC, which is running."""
+    from torch.distributed import rpc
+
+    return int(rpc.get_worker_info().id)
 
 
 def rpc_worker_ranks() -> dict[str, int] | None:

@@ -15,6 +15,7 @@ ShardwiseError
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
+├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
 ├── AgreementError       ValueError      ranks that passed different arguments, or wrong ones
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceError",
     "GeometryError",
     "LayoutError",
+    "LoadError",
     "MetadataError",
     "NamedDimError",
     "NotInitializedError",
@@ -141,6 +143,10 @@ class ArgumentValueError(ShardwiseError, ValueError):
 
 class OpError(ShardwiseError, RuntimeError):
     """An op that nothing can run on these tensors."""
+
+
+class LoadError(ShardwiseError, RuntimeError):
+    """A saved tensor that does not fit this rank or its group, or a file that is damaged."""
 
 
 class NotInitializedError(ShardwiseError, RuntimeError):

@@ -107,13 +107,6 @@ NAMES = {
         "uniform_",
     ],
 }
-# Made beside this file; to be taken out of here once they are all there.
-ELSEWHERE = {
-    "_register_remote_shards",
-    "_sharded_tensor_map",
-    "pre_load_state_dict_hook",
-    "state_dict_hook",
-}
 UNCALLED = {"MEM_FORMAT_ENCODING", "ShardedTensor", "ShardedTensorBase"}  # as functions
 METHODS = [
     "_init_from_local_shards",
@@ -127,7 +120,6 @@ METHODS = [
     "reshard",
     "sharding_spec",
 ]
-METHODS_ELSEWHERE = {"remote_shards"}
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -153,8 +145,6 @@ def _pairs() -> list[Any]:
 def test_every_name_of_the_seed_is_here_with_its_parameters(path: str, name: str) -> None:
     theirs = getattr(importlib.import_module(f"torch.distributed._shard.{path}"), name)
     module = importlib.import_module(f"shardwise.{path}")
-    if name in ELSEWHERE and not hasattr(module, name):
-        pytest.skip("not on this branch")
     ours = getattr(module, name)
     if callable(theirs) and name not in (
         "MEM_FORMAT_ENCODING",
@@ -170,8 +160,6 @@ def test_every_name_of_the_seed_is_here_with_its_parameters(path: str, name: str
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_take_the_seeds_parameters(name: str) -> None:
     theirs: Any = importlib.import_module("torch.distributed._shard.sharded_tensor")
-    if name in METHODS_ELSEWHERE and not hasattr(ShardedTensor, name):
-        pytest.skip("not on this branch")
     seeds = _parameters(getattr(theirs.ShardedTensor, name))
     assert _parameters(getattr(ShardedTensor, name))[: len(seeds)] == seeds
     constructor = inspect.signature(theirs.ShardedTensor.__init__)

@@ -8,6 +8,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     fallback,
     inspecting,
     moving,
+    pickling,
 )
 
 # The seed's submodules, which its users reach as attributes of this one.
@@ -28,6 +29,7 @@ from shardwise.sharded_tensor.metadata import (
 )
 from shardwise.sharded_tensor.random_fills import rand, randn
 from shardwise.sharded_tensor.shard import Shard
+from shardwise.sharded_tensor.state_dict import pre_load_state_dict_hook, state_dict_hook
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase
 
 __all__ = [
@@ -47,7 +49,9 @@ __all__ = [
     "full",
     "init_from_local_shards",
     "ones",
+    "pre_load_state_dict_hook",
     "rand",
     "randn",
+    "state_dict_hook",
     "zeros",
 ]

@@ -45,6 +45,10 @@ def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> Shar
     for carrier in state.carriers:
         carrier.requires_grad_(requires_grad)
     call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    parameter, state.converted_from = state.converted_from, None
+    if parameter is not None and requires_grad:  # [Note: Module.to] in copying.py
+        for hook in list(parameter._state.hooks):
+            hook.attach(state)
     return tensor
 
 

@@ -1,4 +1,11 @@
-"""Copies of sharded tensors, and values written into them."""
+"""Copies of sharded tensors, and values written into them.
+
+[Note: Module.to] torch converts a parameter, asks whether `param.data = converted` would do, makes
+a Parameter of the converted tensor (`converted.detach().requires_grad_()`), and swaps the two
+objects with all that is on them. A plain parameter keeps its attributes and hooks, since of that
+one the data are set. So that a sharded one keeps them too, the question notes on the converted
+tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +24,18 @@ from shardwise.sharded_tensor.resharding import (
     replicated_state,
     reshard_state,
 )
-from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, check_writable, wrap
+from shardwise.sharded_tensor.tensor import (
+    ShardedTensor,
+    adopt,
+    check_writable,
+    user_attributes,
+    wrap,
+)
 from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["LikeOptions", "empty_like"]
@@ -32,12 +47,33 @@ _Tensor: Any = torch.Tensor
 def _clone(
     tensor: ShardedTensor, *, memory_format: torch.memory_format = torch.preserve_format
 ) -> ShardedTensor:
-    return wrap(tensor._state.map(lambda local: local.clone(memory_format=memory_format)))
+    state = tensor._state
+    return wrap(
+        state.map(
+            lambda local: local.clone(memory_format=memory_format), init_rrefs=state.init_rrefs
+        )
+    )
 
 
 @handles(_Tensor.detach, torch.detach)
 def _detach(tensor: ShardedTensor) -> ShardedTensor:
-    return wrap(tensor._state.map(torch.detach))
+    state = tensor._state
+    made = wrap(_same_memory(state, torch.detach))
+    parameter, state.converted_from = state.converted_from, None
+    if parameter is not None:  # [Note: Module.to]
+        _copy_attributes(parameter, made)
+        made._state.converted_from = parameter
+    return made
+
+
+def _copy_attributes(source: ShardedTensor, target: ShardedTensor) -> None:
+    for name, value in user_attributes(source).items():
+        setattr(target, name, value)
+
+
+def _same_memory(state: State, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
+    """State of views of the same memory, to which remote references lead as before."""
+    return state.map(fn, init_rrefs=state.init_rrefs, remote=state.remote)
 
 
 @handles(_Tensor.detach_, torch.detach_)
@@ -59,7 +95,7 @@ def _contiguous(
 
 @handles(_Tensor.data.__get__)
 def _data(tensor: ShardedTensor) -> ShardedTensor:
-    return wrap(tensor._state.map(lambda local: local.data))
+    return wrap(_same_memory(tensor._state, lambda local: local.data))
 
 
 @handles(_Tensor.data.__set__)
@@ -76,6 +112,7 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
     if (new.layout, new.dtype, new.devices) == (state.layout, state.dtype, state.devices):
         for carrier, data in zip(state.carriers, new.carriers, strict=True):
             carrier.data = data.data
+        state.remote = None  # references lead to the memory that it had
         return
     if not tensor.is_leaf:
         raise OpError(
@@ -84,7 +121,12 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
             fix="Set the data of leaf tensors only.",
         )
     requires_grad = state.requires_grad
-    adopt(tensor, new.map(lambda local: local.detach().requires_grad_(requires_grad)))
+    adopt(
+        tensor,
+        new.map(
+            lambda local: local.detach().requires_grad_(requires_grad), init_rrefs=state.init_rrefs
+        ),
+    )
 
 
 def _copied(state: State, memo: dict[int, Any]) -> State:
@@ -96,7 +138,8 @@ def _copied(state: State, memo: dict[int, Any]) -> State:
             rank=state.rank,
             fix="Copy st.detach().",
         )
-    return state.map(lambda local: copy.deepcopy(local, memo))  # gradients too
+    # Gradients too.
+    return state.map(lambda local: copy.deepcopy(local, memo), init_rrefs=state.init_rrefs)
 
 
 @handles(_Tensor.__deepcopy__)
@@ -105,9 +148,8 @@ def _deepcopy(tensor: ShardedTensor, memo: dict[int, Any]) -> ShardedTensor:
         found: ShardedTensor = memo[id(tensor)]
         return found
     made = memo[id(tensor)] = wrap(_copied(tensor._state, memo), type(tensor))
-    for name, value in vars(tensor).items():
-        if name != "_state":
-            setattr(made, name, copy.deepcopy(value, memo))
+    for name, value in user_attributes(tensor).items():
+        setattr(made, name, copy.deepcopy(value, memo))
     return made
 
 
@@ -183,7 +225,7 @@ def empty_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> Sharded
     """Uninitialised, in the same layout and group; no rank is asked."""
     state, device = tensor._state, options.get("device")
     requires_grad = options.pop("requires_grad", False)
-    changes = {}
+    changes: dict[str, Any] = {"init_rrefs": state.init_rrefs}
     if device is not None and state.spec is not None:
         changes["spec"] = on_device(state.spec, state.layout.shape, torch.device(device).type)
     with torch.no_grad():
@@ -250,4 +292,11 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @handles(torch._has_compatible_shallow_copy_type)
 def _may_set_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """No: `Module.to` then swaps the parameters, whatever their layouts and dtypes are."""
+    if isinstance(tensor, torch.nn.Parameter) and isinstance(other, ShardedTensor):
+        other._state.converted_from = tensor  # [Note: Module.to]
     return False
+
+
+@handles(_Tensor.module_load)
+def _module_load(tensor: torch.Tensor, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
+    return other.detach() if assign else tensor.copy_(other).detach()

@@ -35,6 +35,7 @@ __all__ = [
     "checked_size",
     "empty",
     "empty_state",
+    "filled",
     "full",
     "home_device",
     "ones",
@@ -90,9 +91,22 @@ def full(
     """
     if options.get("dtype") is None and not isinstance(fill_value, int):
         options["dtype"] = torch.full((), fill_value).dtype
-    made = empty(sharding_spec, size, **options)
+    return filled(lambda made: made.fill_(fill_value), sharding_spec, size, **options)
+
+
+def filled(
+    fill: Callable[[ShardedTensor], object],
+    sharding_spec: ShardingSpec,
+    *size: Any,
+    **options: Unpack[FactoryOptions],
+) -> ShardedTensor:
+    """A new tensor that `fill` has filled; other ranks get references to it only after that."""
+    init_rrefs = options.pop("init_rrefs", False)
+    made = empty(sharding_spec, *size, **options)
     with torch.no_grad():
-        made.fill_(fill_value)
+        fill(made)
+    made._state.init_rrefs = init_rrefs
+    connect(made._state)
     return made
 
 

@@ -25,14 +25,15 @@ def full_tensor(
     """The whole tensor, plain, on every rank of the group. All ranks call it.
 
     `grad` says what the gradients of the plain tensors are: the "same" on all ranks, each being the
-    whole gradient, or each rank's own part, whose "sum" is the gradient.
+    whole gradient, or each rank's own part, whose "sum" is the gradient. Where a rank has all of it
+    already, the result shares the tensor's memory.
     """
     if grad not in ("same", "sum"):
         raise ArgumentValueError(
             "grad of full_tensor", expected="'same' or 'sum'", got=repr(grad), rank=state.rank
         )
     (full,) = replicated_state(state, max_bytes=max_bytes, enters=grad == "sum").shards
-    return full
+    return full.view_as(full) if full is state.carriers[0] else full
 
 
 def gathered(

@@ -10,6 +10,7 @@ import torch
 from shardwise._torch_compat import parse_to
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
+from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
@@ -56,9 +57,11 @@ def _moved(
         for local in state.carriers
     ]
     is_same = all(a is b for a, b in zip(carriers, state.carriers, strict=True))
+    if state.init_rrefs:  # new references are made by all ranks or by none
+        is_same = all_ranks(is_same, state)
     if is_same and (process_group is None or process_group is state.process_group):
         return tensor
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"init_rrefs": state.init_rrefs}
     if device is not None and state.spec is not None and set(state.devices) != {device}:
         changes["spec"] = on_device(state.spec, state.layout.shape, device.type)
     if process_group is not None:

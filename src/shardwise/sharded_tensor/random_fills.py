@@ -18,7 +18,7 @@ from shardwise.comm.differentiable import carriers_of
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.sharded_tensor.copying import LikeOptions, empty_like
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.factories import FactoryOptions, empty
+from shardwise.sharded_tensor.factories import FactoryOptions, filled
 from shardwise.sharded_tensor.seeds import next_key
 from shardwise.sharded_tensor.tensor import ShardedTensor, check_writable, wrap
 
@@ -42,7 +42,7 @@ def rand(
 
     The same numbers for every spec, world size and group: see `shardwise.manual_seed`.
     """
-    return _made(empty(sharding_spec, *size, **options), random.fill_uniform_)
+    return filled(lambda st: _filled(st, random.fill_uniform_), sharding_spec, *size, **options)
 
 
 def randn(
@@ -52,7 +52,7 @@ def randn(
 
     The same numbers for every spec, world size and group: see `shardwise.manual_seed`.
     """
-    return _made(empty(sharding_spec, *size, **options), random.fill_normal_)
+    return filled(lambda st: _filled(st, random.fill_normal_), sharding_spec, *size, **options)
 
 
 def _made(tensor: ShardedTensor, fill: Callable[..., Any]) -> ShardedTensor:

@@ -47,6 +47,7 @@ class State:
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     is_lost_view: bool = False  # whether it shows a gathered copy, so that writing is in vain
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
+    converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
 
     @property
     def shards(self) -> Carriers:
@@ -99,8 +100,14 @@ class State:
 
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks and remote references stay behind."""
-        changes = {"hooks": [], "remote": None, "is_lost_view": False} | changes
-        return replace(self, carriers=tuple(carriers), **changes)
+        dropped: dict[str, Any] = {
+            "hooks": [],
+            "init_rrefs": False,
+            "remote": None,
+            "converted_from": None,
+            "is_lost_view": False,
+        }
+        return replace(self, carriers=tuple(carriers), **(dropped | changes))
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
         """The same, holding `fn` of each local tensor, ties included."""

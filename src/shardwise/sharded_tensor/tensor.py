@@ -24,6 +24,7 @@ from shardwise.sharded_tensor.dispatch import (
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered
+from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
 from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
 
@@ -49,6 +50,7 @@ __all__ = [
     "check_writable",
     "live_state",
     "register_fallback",
+    "user_attributes",
     "wrap",
 ]
 
@@ -121,6 +123,21 @@ class ShardedTensorBase(torch.Tensor):
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __copy__(self) -> Any:
+        """Another tensor object on the same memory, with the same attributes."""
+        state = self._state
+        made = wrap(
+            state.map(
+                lambda local: local.detach().requires_grad_(local.requires_grad),
+                init_rrefs=state.init_rrefs,
+                remote=state.remote,
+            ),
+            type(self),
+        )
+        for name, value in user_attributes(self).items():
+            setattr(made, name, value)
+        return made
 
     # torch.compile and Module.to know a tensor made of others by these two methods. The names are
     # looked up as attributes.
@@ -236,6 +253,7 @@ class ShardedTensor(ShardedTensorBase):
 
         Differentiable: `grad` says what the gradients of the plain tensors are, the "same" on all
         ranks (each the whole gradient), or each rank's own part, whose "sum" is the gradient.
+        Where a rank has all of it already, the result shares the tensor's memory.
         """
         return full_tensor(live_state(self), grad=grad, max_bytes=max_bytes)
 
@@ -280,6 +298,14 @@ class ShardedTensor(ShardedTensorBase):
         """Of another device or dtype; arguments as of `Tensor.to`, and `process_group`."""
         return self.__torch_function__(torch.Tensor.to, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
 
+    def remote_shards(self) -> dict[int, list[Any]]:
+        """Rank -> RRefs of its `Shard`s over torch RPC, for all other ranks that hold some.
+
+        Of tensors made with `init_rrefs=True`. A copy of such a tensor, or one that was loaded,
+        gets its references at the first call, which all ranks make.
+        """
+        return remote_shards(self._state)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -304,7 +330,7 @@ class ShardedTensor(ShardedTensorBase):
         return handler(*args, **kwargs)
 
 
-def wrap(state: State, cls: type[ShardedTensor] | None = None) -> ShardedTensor:
+def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     """The tensor object of a state. [Note: outer and inner]"""
     tensor: ShardedTensor = torch.Tensor._make_wrapper_subclass(
         ShardedTensor if cls is None else cls,
@@ -354,6 +380,11 @@ def _freed(state: State) -> OpError:
         rank=state.rank,
         fix="Use the result of reshard_all, or pass free_source=False.",
     )
+
+
+def user_attributes(tensor: ShardedTensorBase) -> dict[str, Any]:
+    """The attributes that others have set on the tensor object."""
+    return {name: value for name, value in vars(tensor).items() if name != "_state"}
 
 
 def adopt(tensor: ShardedTensor, state: State) -> None:

@@ -15,7 +15,7 @@ from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, live_state, wrap
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -304,7 +304,8 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
     for carrier in moved.carriers:
         carrier.requires_grad_(state.requires_grad)
     hooks: list[Hook] = state.hooks
-    tensor._state = connect(moved.with_carriers(moved.carriers, spec=spec))
+    after = moved.with_carriers(moved.carriers, spec=spec, init_rrefs=state.init_rrefs)
+    adopt(tensor, connect(after))
     if grad is not None:
         tensor.grad = grad
     for hook in hooks:

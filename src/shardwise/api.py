@@ -1,0 +1,27 @@
+"""Layer 8: the seed's functions on tensors and modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwise.sharded_tensor.distributing import distribute
+from shardwise.sharded_tensor.pickling import _get_current_process_group, load_with_process_group
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from shardwise.sharded_tensor import ShardedTensor
+    from shardwise.sharding_spec import ShardingSpec
+
+__all__ = ["_get_current_process_group", "_shard_tensor", "load_with_process_group"]
+
+
+def _shard_tensor(
+    tensor: torch.Tensor,
+    sharding_spec: ShardingSpec,
+    src_rank: int = 0,
+    process_group: ProcessGroup | None = None,
+) -> ShardedTensor:
+    """The full `tensor` of one rank of the group, cut by the spec; as `shardwise.distribute`."""
+    return distribute(tensor, sharding_spec, src_rank=src_rank, process_group=process_group)
