@@ -21,6 +21,7 @@ def init_single() -> None:
     >>> st = shardwise.sharded_tensor.ones(shardwise.chunk(0), 4, 6)
     >>> st.local_tensor().shape
     torch.Size([4, 6])
+    >>> torch.distributed.destroy_process_group()
     """
     if dist.is_initialized():
         if dist.get_world_size() != 1:
