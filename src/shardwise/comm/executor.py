@@ -25,6 +25,7 @@ from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
+from shardwise.comm.short import run_short
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ def execute(
             load = usual_load(plan, shards, dtype, members)
             if load is not None:
                 load.make_outputs()
-                _run(load.known.program(), (load,), members)
+                if load.known.short is not None:
+                    run_short(load.known.short, load.shards, load.outputs, members.flight())
+                else:
+                    _run(load.known.program(), (load,), members)
                 return load.outputs
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]

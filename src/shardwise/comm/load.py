@@ -61,7 +61,12 @@ class Load:
 
     def make_outputs(self) -> None:
         """Makes them, unless they were given."""
-        if self.device is not None:
+        if self.device is None:
+            return
+        if self.shards and self.is_on_wire:  # whose dtype and device they have, and quicker
+            like = self.shards[0]
+            self.outputs = [like.new_empty(shape) for shape in self.known.shapes.target]
+        else:
             self.outputs = [
                 torch.empty(shape, dtype=self.dtype, device=self.device)
                 for shape in self.known.shapes.target
@@ -93,7 +98,7 @@ def usual_load(
     than None: `load_of` finds the words or the way for anything else.
     """
     known = members.rank_plans.get(id(plan))
-    if known is None or type(shards) is not list:
+    if known is None or not isinstance(shards, list | tuple):
         return None
     shapes, usual, wire = known.shapes.source, known.usual_dtype, members.wire_device
     if len(shards) != len(shapes) or (dtype is not usual and (dtype is not None or not shards)):
