@@ -285,7 +285,7 @@ def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array
         blocks, places = np.divmod(rows.starts(device), per_block)
         words = _cut(philox.runs(blocks.tolist(), most_blocks), bits)
         offset = rows.offset(per_block)
-        if offset is not None:
+        if offset is not None:  # no need to pick them one by one
             return words.reshape(rows.count, -1)[:, offset : offset + rows.length]
         places += np.arange(rows.count) * (most_blocks * per_block)
     else:
