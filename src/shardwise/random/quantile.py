@@ -38,13 +38,16 @@ def normal32(words: Array) -> Array:
     apart ^= words
     apart ^= 2**31 - 1
     tail = _centred(apart, torch.float32)
+    spare = viewed_as(apart, torch.float32)  # the less memory is used, the more is in the cache
     root = 2.0**32 - tail
     root *= tail
     for _ in range(3):
         library(root).sqrt(root, out=root)
-    normal = _polynomial(_UPPER32, root)
-    normal /= _polynomial(_LOWER32, root)
-    normal *= _centred(words, torch.float32)
+    normal = _polynomial(_UPPER32, root, out=tail)
+    normal /= _polynomial(_LOWER32, root, out=spare)
+    spare[...] = words
+    spare += 0.5
+    normal *= spare
     return normal
 
 
@@ -201,14 +204,14 @@ def _quotient(polynomials: Sequence[Sequence[float]], at: Array) -> Array:
     return found
 
 
-def _polynomial(coefficients: Sequence[float], at: Array) -> Array:
+def _polynomial(coefficients: Sequence[float], at: Array, out: Array = None) -> Array:
     """Horner's rule; `coefficients` begin with the constant one."""
     first, *others, last = coefficients
     if last == 1.0:
-        found = at + others.pop()
+        found = library(at).add(at, others.pop(), out=out)
         found *= at
     else:
-        found = at * last
+        found = library(at).multiply(at, last, out=out)
     for coefficient in reversed(others):
         found += coefficient
         found *= at
