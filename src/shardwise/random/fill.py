@@ -44,14 +44,16 @@ __all__ = [
 ]
 
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_FULL_FLOATS = {torch.float32, torch.float64}
+_FLOATS = _FULL_FLOATS | {torch.float16, torch.bfloat16}
 _INTEGERS = {
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
 }
-# Most elements and blocks to work on at a time. On the CPU they should stay in the cache, and torch
-# should not wake its other threads to copy them (from 32,768 on); a GPU is busy with much more.
-_CPU_CHUNK, _CHUNK = (1 << 15, 1 << 13), (1 << 22, 1 << 19)
+# Most elements and blocks to work on at a time. On the CPU they should stay in the cache; a GPU is
+# busy with much more. torch copies 32,768 elements or more on several threads, and to wake those
+# costs more than they save, so where torch has to do the copying the chunks are smaller.
+_CHUNK = {"numpy": (1 << 16, 1 << 13), "cpu": (1 << 15, 1 << 13), "gpu": (1 << 22, 1 << 19)}
 
 # -- distributions ---------------------------------------------------------------------------
 
@@ -256,16 +258,28 @@ def _fill(
         return tensor
     per_block, philox = BLOCK * 64 // bits, Philox(key)
     with torch.no_grad():
-        target = tensor.detach()
-        for slab in slabs(box, shape, _slab_size(Rows.of(box, shape), per_block, tensor.device)):
-            found = values(_words(slab.rows, philox, bits, tensor.device))
-            target[slab.index].copy_(as_tensor(found).reshape(slab.shape))
+        target = _native(tensor.detach())
+        for slab in slabs(box, shape, _slab_size(Rows.of(box, shape), per_block, target)):
+            found = values(_words(slab.rows, philox, bits, tensor.device)).reshape(slab.shape)
+            if isinstance(target, np.ndarray):
+                target[slab.index] = found
+            else:
+                target[slab.index].copy_(as_tensor(found))
     return tensor
 
 
-def _slab_size(rows: Rows, per_block: int, device: torch.device) -> int:
+def _native(tensor: torch.Tensor) -> Array:
+    """Its memory as an array of numpy's if that rounds to its dtype as torch does."""
+    on_cpu = tensor.device.type == "cpu" and not tensor.is_neg()
+    return tensor.numpy() if on_cpu and tensor.dtype in _FULL_FLOATS else tensor
+
+
+def _slab_size(rows: Rows, per_block: int, target: Array) -> int:
     """How many elements to fill at a time."""
-    elements, blocks = _CPU_CHUNK if device.type == "cpu" else _CHUNK
+    place = "numpy"
+    if isinstance(target, torch.Tensor):
+        place = "cpu" if target.device.type == "cpu" else "gpu"
+    elements, blocks = _CHUNK[place]
     return max(1, min(elements, blocks * rows.length // _most_blocks(rows.length, per_block)))
 
 
@@ -285,7 +299,7 @@ def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array
         blocks, places = np.divmod(rows.starts(device), per_block)
         words = _cut(philox.runs(blocks.tolist(), most_blocks), bits)
         offset = rows.offset(per_block)
-        if offset is not None:
+        if offset is not None:  # no need to pick them one by one
             return words.reshape(rows.count, -1)[:, offset : offset + rows.length]
         places += np.arange(rows.count) * (most_blocks * per_block)
     else:

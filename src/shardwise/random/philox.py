@@ -50,17 +50,17 @@ class Philox:
 
     def run(self, first: int, count: int) -> Array:
         """Words of `count` blocks from number `first` on, int64, on the CPU."""
-        return self._raw(first, count).view(np.int64)
+        return self.runs([first], count)
 
     def runs(self, firsts: list[int], count: int) -> Array:
         """The same for several runs, one after the other."""
-        return np.concatenate([self._raw(first, count) for first in firsts]).view(np.int64)
-
-    def _raw(self, first: int, count: int) -> Array:
-        state = self._state if first else self._state_before_0
-        self._counter[0] = first - 1  # numpy counts up before it makes a block
-        self._generator.state = state
-        return self._generator.random_raw(count * BLOCK)
+        generator, state, counter = self._generator, self._state, self._counter
+        found = []
+        for first in firsts:
+            counter[0] = first - 1  # numpy counts up before it makes a block
+            generator.state = state if first else self._state_before_0
+            found.append(generator.random_raw(count * BLOCK))
+        return (found[0] if len(found) == 1 else np.concatenate(found)).view(np.int64)
 
     def at_once(self, blocks: Array) -> Array:
         """Words of blocks by number, int64, where `blocks` is."""
