@@ -37,5 +37,6 @@ def test_the_default_device_under_nccl_is_the_ranks_own_gpu() -> None:
 
 @pytest.mark.usefixtures("nccl")
 def test_a_mesh_of_gpus_places_shards_on_gpus() -> None:
+    torch.cuda.set_device(0)  # which DeviceMesh warns of otherwise
     spec = MeshShardingSpec(init_device_mesh("cuda", (1,)), [Shard(0)])
     assert spec.local_devices((4,), 0) == (torch.device("cuda:0"),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
-__all__ = ["Load", "Transfer", "load_of", "usual_load"]
+__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "usual_load"]
 
 
 class Transfer(NamedTuple):
@@ -61,12 +61,7 @@ class Load:
 
     def make_outputs(self) -> None:
         """Makes them, unless they were given."""
-        if self.device is None:
-            return
-        if self.shards and self.is_on_wire:  # whose dtype and device they have, and quicker
-            like = self.shards[0]
-            self.outputs = [like.new_empty(shape) for shape in self.known.shapes.target]
-        else:
+        if self.device is not None:
             self.outputs = [
                 torch.empty(shape, dtype=self.dtype, device=self.device)
                 for shape in self.known.shapes.target
@@ -94,16 +89,29 @@ def usual_load(
 ) -> Load | None:
     """The load, if there is nothing special about the tensors and the plan was used before.
 
-    Looks as little as it can, because in a small exchange every look is seen, and says no more
-    than None: `load_of` finds the words or the way for anything else.
+    Says no more than None: `load_of` finds the words or the way for anything else.
     """
     known = members.rank_plans.get(id(plan))
-    if known is None or not isinstance(shards, list | tuple):
+    if known is None or not is_usual(shards, dtype, known, members.wire_device):
         return None
-    shapes, usual, wire = known.shapes.source, known.usual_dtype, members.wire_device
-    if len(shards) != len(shapes) or (dtype is not usual and (dtype is not None or not shards)):
-        return None
-    for shard, shape in zip(shards, shapes, strict=True):
+    assert known.usual_dtype is not None
+    return Load(known, shards, known.usual_dtype, members.wire_device, True)
+
+
+def is_usual(
+    shards: object, dtype: torch.dtype | None, known: RankPlan, wire: torch.device
+) -> TypeGuard[Sequence[torch.Tensor]]:
+    """Whether these are plain tensors on the wire's device, of the dtype as the last time.
+
+    Looks as little as it can, because in a small exchange every look is seen.
+    """
+    usual, shapes = known.usual_dtype, known.shapes.source
+    if usual is None or not isinstance(shards, (list, tuple)) or len(shards) != len(shapes):
+        return False
+    if dtype is not usual and (dtype is not None or not shards):
+        return False
+    for k, shape in enumerate(shapes):
+        shard = shards[k]
         if (
             not isinstance(shard, torch.Tensor)
             or shard.dtype is not usual
@@ -113,8 +121,18 @@ def usual_load(
             or shard.requires_grad
             or shard.is_neg()
         ):
-            return None
-    return None if usual is None else Load(known, shards, usual, wire, True)
+            return False
+    return True
+
+
+def new_outputs(
+    known: RankPlan, shards: Sequence[torch.Tensor], wire: torch.device
+) -> list[torch.Tensor]:
+    """Outputs for shards that are as usual."""
+    if shards:  # whose dtype and device they get, which is quicker than to say it
+        return [shards[0].new_empty(shape) for shape in known.shapes.target]
+    dtype = known.usual_dtype
+    return [torch.empty(shape, dtype=dtype, device=wire) for shape in known.shapes.target]
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

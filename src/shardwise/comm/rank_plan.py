@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.comm.lowering import COLLECTIVES
 from shardwise.comm.short import short_round
 
 if TYPE_CHECKING:
@@ -21,14 +22,16 @@ _MOST = 64  # plans that a communicator keeps
 class RankPlan:
     """Raises where it is made if the plan has ranks that are not in the group."""
 
-    __slots__ = ("_program", "_rank", "plan", "shapes", "short", "usual_dtype")
+    __slots__ = ("_may_be_short", "_program", "_rank", "plan", "shapes", "short", "usual_dtype")
 
     def __init__(self, plan: TransferPlan, members: Communicator) -> None:
         if not plan.rank_set <= members.ranks.members:
             members.ranks.check_members(plan.ranks, what="the plan's layouts")
         self._rank = members.rank
         self._program: RankProgram | None = None
-        self.short: ShortRound | None = None  # known from the first `program()` on
+        # Known from the first `program()` on; none where a backend has collectives to prefer.
+        self.short: ShortRound | None = None
+        self._may_be_short = not COLLECTIVES.get(members.backend)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
         # With which `usual_load` need not look at the dtype again. Never complex, of which a
@@ -39,7 +42,7 @@ class RankPlan:
         """What the rank does when the plan is carried out alone, without a cap."""
         if self._program is None:
             self._program = self.plan.schedule().program(self._rank)
-            self.short = short_round(self._program)
+            self.short = short_round(self._program) if self._may_be_short else None
         return self._program
 
 
