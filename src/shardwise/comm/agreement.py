@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -14,11 +15,11 @@ from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AbsentRanksError, AgreementError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["agree"]
+__all__ = ["agree", "heard_by_all"]
 
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
@@ -41,7 +42,8 @@ def agree(
     All ranks call; one exchange of 16 bytes per rank, and none where `should_check(hot=hot)` is
     false. Values are compared by `fingerprint.identity`. On a difference every rank raises the
     same `AgreementError`, about the call `what`. `problem` is what this rank found wrong with its
-    own arguments: this rank raises it, and the others an `AgreementError` that quotes it.
+    own arguments: this rank raises it, and the others an `AgreementError` that quotes it; where
+    nothing is compared, they raise it once they have waited for this rank in vain.
     `phrases` are added to the message where a value of that name differs.
     """
     if len(group.ranks) > 1 and should_check(hot=hot):
@@ -54,7 +56,18 @@ def agree(
         if any(digest != own for digest in digests):
             _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
     if problem is not None:
+        group.tell(problem)  # [Note: who raised] in `watch.py`
         raise problem
+
+
+@contextmanager
+def heard_by_all(what: str, group: Communicator, *, hot: bool = True) -> Iterator[None]:
+    """What raises in this block, before the call `what` exchanges anything, raises on all ranks."""
+    try:
+        yield
+    except Exception as error:
+        agree(what, {}, group=group, hot=hot, problem=error)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

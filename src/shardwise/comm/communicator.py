@@ -70,5 +70,8 @@ class Communicator(Protocol):
         Raises `AbsentRanksError` if some have not come after `timeout` seconds.
         """
 
+    def tell(self, problem: Exception) -> None:
+        """This rank raises before an exchange; those that wait for it are to raise, too."""
+
     def gather_objects(self, value: object) -> list[object]:
         """Everybody's value, in order of group rank; for error messages, not for hot paths."""

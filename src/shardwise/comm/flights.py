@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardwise.comm.ranks import GroupRanks
+    from shardwise.comm.watch import Watch
 
 __all__ = ["BatchedFlight", "PostedFlight", "as_bytes"]
 
@@ -23,7 +24,9 @@ class PostedFlight:
     The group's own `send` and `recv` are called because `dist.isend` takes twice the time.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks) -> None:
+    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch) -> None:
+        watch.comes()
+        self._watch = watch
         self._group = group
         self._group_rank = ranks.group_rank_of
         # Of gloo, a second wait for the same message would never end: None once waited for.
@@ -33,11 +36,19 @@ class PostedFlight:
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
-        self._receives.append(self._group.recv([buffer], self._group_rank[peer], _TAG))
+        try:
+            self._receives.append(self._group.recv([buffer], self._group_rank[peer], _TAG))
+        except RuntimeError as error:
+            self._watch.explain(error)
+            raise
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
-        self._sends.append(self._group.send([buffer], self._group_rank[peer], _TAG))
+        try:
+            self._sends.append(self._group.send([buffer], self._group_rank[peer], _TAG))
+        except RuntimeError as error:
+            self._watch.explain(error)
+            raise
 
     def launch(self) -> None:
         """Nothing: everything is under way."""
@@ -46,14 +57,14 @@ class PostedFlight:
         work = self._receives[index]
         if work is not None:
             self._receives[index] = None
-            work.wait()
+            self._watch.wait(work)
 
     def finish(self) -> None:
         for index, work in enumerate(self._receives):
             if work is not None:
                 self.land(index)
         for work in self._sends:
-            work.wait()
+            self._watch.wait(work)
         self._sends.clear()
         self._buffers.clear()
 

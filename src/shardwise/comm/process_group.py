@@ -13,6 +13,7 @@ from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight, PostedFlight
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
+from shardwise.comm.watch import Watch
 from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class ProcessGroupCommunicator:
         self.backend = backends[self._wire]
         self.rank_plans: dict[int, RankPlan] = {}
         self._has_launched = False
+        self._watch = Watch(group, self.ranks, self.rank)
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
         place = "cpu" if "cpu" in backends else self._wire
         self._roll_call = RollCall(
@@ -110,7 +112,7 @@ class ProcessGroupCommunicator:
 
     def flight(self) -> Flight:
         if self.backend == "gloo":
-            return PostedFlight(self._group, self.ranks)
+            return PostedFlight(self._group, self.ranks, self._watch)
         return BatchedFlight(self._group, self._meet)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
@@ -129,6 +131,9 @@ class ProcessGroupCommunicator:
         if len(self.ranks) == 1:
             return [digest]
         return self._roll_call.compare(self._group, digest, timeout=timeout)
+
+    def tell(self, problem: Exception) -> None:
+        self._watch.tell(problem)
 
     def gather_objects(self, value: object) -> list[object]:
         gathered: list[object] = [None] * len(self.ranks)

@@ -273,6 +273,9 @@ class SimulatedCommunicator:
                 fix="Let every rank of the group make the call.",
             ) from None
 
+    def tell(self, problem: Exception) -> None:
+        """Nobody has to be told: a simulation notices who waits in vain."""
+
     def gather_objects(self, value: object) -> list[object]:
         return self._meet("gather_objects", value)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from shardwise.comm.agreement import agree
+from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
@@ -153,10 +153,13 @@ def reshard(
     if isinstance(x, ShardedTensor) and not has_options and _is_own_spec(x, to):
         return x  # nothing to do, and no time to lose over it
     state = _source(x, process_group)
-    target = target_of(to, state.layout.shape, state.rank)
+    with heard_by_all("reshard", state.comm, hot=process_group is None):
+        target = target_of(to, state.layout.shape, state.rank)
+        given = None if out is None else _out(out, state, target)
+        if async_op:
+            _check_no_grad("async_op", state)
     if process_group is not None:
         _check_group(state, target)
-    given = None if out is None else _out(out, state, target)
 
     def result(moved: State) -> ShardedTensor:
         if isinstance(out, ShardedTensor):
@@ -164,7 +167,6 @@ def reshard(
         return x if isinstance(x, ShardedTensor) and moved is x._state else wrap(moved)
 
     if async_op:
-        _check_no_grad("async_op", state)
         wait = start_reshard(
             state,
             target.layout,
@@ -286,13 +288,14 @@ def _check_no_grad(what: str, *states: State) -> None:
 def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor:
     """Changes the layout of the tensor itself, and that of its gradient; hooks stay."""
     state = live_state(tensor)
-    target = target_of(spec, state.layout.shape, state.rank)
-    if state.requires_grad and not tensor.is_leaf:
-        raise OpError(
-            "reshard in place of a ShardedTensor that autograd computed",
-            rank=state.rank,
-            fix="Use new = shardwise.reshard(st, spec), which is differentiable.",
-        )
+    with heard_by_all("reshard", state.comm):
+        target = target_of(spec, state.layout.shape, state.rank)
+        if state.requires_grad and not tensor.is_leaf:
+            raise OpError(
+                "reshard in place of a ShardedTensor that autograd computed",
+                rank=state.rank,
+                fix="Use new = shardwise.reshard(st, spec), which is differentiable.",
+            )
     with torch.no_grad():
         moved = reshard_state(
             state.map(torch.detach), target.layout, spec=target.spec, devices=target.devices

@@ -1,0 +1,143 @@
+"""Ranks that wait for one that has raised: they are told, and raise too.
+
+[Note: who raised] Calls on hot paths compare nothing, so a rank whose arguments are wrong raises
+alone, and the others wait for its messages. It leaves a notice in the group's store, which it takes
+back when it comes to a later exchange. A rank that waits for longer than `_PATIENCE` looks for
+notices of others, from a thread that does nothing else; if there is one, it closes its connections,
+which ends the wait, and raises with that notice. Nobody looks while nobody waits: if all ranks make
+the same mistake, all raise and the group stays as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwise._torch_compat import group_store
+from shardwise.errors import AgreementError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from shardwise.comm.ranks import GroupRanks
+
+__all__ = ["Watch"]
+
+_PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
+_LOOK = 0.5  # between two looks
+_TAG = 0x5A4E  # of messages that nobody sends
+_LONGEST = 2000  # characters of a notice
+
+
+class Watch:
+    """The waits of this rank in one group, and its notices."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int) -> None:
+        self._group = weakref.ref(group)
+        self._ranks = ranks
+        self._rank = rank
+        self._num_raised = 0  # how often this rank has told the others
+        self._has_notice = False
+        self._is_watched = False
+        self._waits_since: float | None = None
+        self._is_over = False
+
+    def tell(self, problem: BaseException) -> None:
+        """Leaves a notice for ranks that wait for this one."""
+        self._num_raised += 1
+        self._has_notice = True
+        self._write(f"{self._num_raised} {type(problem).__name__}: {problem}"[:_LONGEST])
+
+    def comes(self) -> None:
+        """This rank takes part in an exchange: what it told before is over."""
+        if self._has_notice:
+            self._has_notice = False
+            self._write("")
+
+    def wait(self, work: dist.Work) -> None:
+        """Waits for the message; raises if another rank has raised instead of sending it."""
+        self._waits_since = time.monotonic()
+        if not self._is_watched:
+            self._is_watched = True
+            _watch_over(self)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.explain(error)
+            raise
+        finally:
+            self._waits_since = None
+
+    def explain(self, error: RuntimeError) -> None:
+        """Raises what another rank has told, if a connection broke because of that."""
+        notice = self._notice()
+        if notice is not None:
+            raise AgreementError(
+                f"another rank failed before an exchange: {notice}",
+                rank=self._rank,
+                fix="This process group cannot be used any more: start again. Under "
+                'shardwise.set_check("debug") ranks compare first, and it survives.',
+            ) from error
+
+    def look(self) -> None:
+        """Ends a wait that is in vain. For the watching thread."""
+        since, group = self._waits_since, self._group()
+        if since is None or group is None or time.monotonic() - since < _PATIENCE or self._is_over:
+            return
+        if self._notice() is not None and self._waits_since == since:
+            self._is_over = True
+            for rank in self._ranks:
+                if rank != self._rank:
+                    with suppress(RuntimeError):  # gloo closes a connection when a wait times out
+                        never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), _TAG)
+                        never.wait(timedelta(milliseconds=1))
+
+    def _notice(self) -> str | None:
+        """What another rank has told that raised more often than this one.
+
+        What all ranks have raised together is over for all of them.
+        """
+        for rank in self._ranks:
+            count, _, text = self._read(rank).partition(" ")
+            if rank != self._rank and count and int(count) > self._num_raised:
+                return f"[rank {rank}] {text}"
+        return None
+
+    def _write(self, text: str) -> None:
+        group = self._group()
+        with suppress(RuntimeError):
+            if group is not None:
+                group_store(group).set(f"shardwise/raised/{self._rank}", text)
+
+    def _read(self, rank: int) -> str:
+        group, key = self._group(), f"shardwise/raised/{rank}"
+        with suppress(RuntimeError):
+            if group is not None and (store := group_store(group)).check([key]):
+                return store.get(key).decode(errors="replace")
+        return ""
+
+
+# Module state: one thread for all groups of this process, which ends with the process.
+_waiting: weakref.WeakSet[Watch] = weakref.WeakSet()
+_started = False
+
+
+def _watch_over(watch: Watch) -> None:
+    global _started
+    _waiting.add(watch)
+    if not _started:
+        _started = True
+        threading.Thread(target=_watch, name="shardwise watch", daemon=True).start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(_LOOK)
+        for watch in list(_waiting):
+            watch.look()
