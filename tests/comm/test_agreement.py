@@ -30,6 +30,9 @@ class _Alone:
     def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         raise AssertionError("an exchange")
 
+    def tell(self, problem: Exception) -> None:
+        """Which is no exchange."""
+
 
 class _Recording(_Alone):
     """One that answers as if all ranks had come with the same, or with what is given."""

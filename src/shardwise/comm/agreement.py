@@ -56,7 +56,8 @@ def agree(
         if any(digest != own for digest in digests):
             _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
     if problem is not None:
-        group.tell(problem)  # [Note: who raised] in `watch.py`
+        if len(group.ranks) > 1 and not should_check(hot=hot):
+            group.tell(problem)  # [Note: who raised] in `watch.py`
         raise problem
 
 
