@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 import shardwise
-from shardwise.comm import execute
 from shardwise.errors import TilingError
 from shardwise.geometry import Box, Boxes, Layout, check_tiling
 from shardwise.viz import draw_layout, draw_plan
@@ -72,33 +71,37 @@ def check_many_boxes(console: Console) -> None:
 
 
 def move_a_tensor(console: Console) -> None:
-    """A plan, and four local processes that carry it out."""
+    """A plan, and a sharded tensor on four local processes that goes that way, and back."""
     shape = (1200, 800)
     texts = ("flat(sizes=[340000, 210000, 300000, 110000])", "grid([2, 2], ranks=[3, 1, 0, 2])")
-    specs = (shardwise.parse_spec(text, ranks=range(4), device="cpu") for text in texts)
-    source, target = (spec.layout(shape) for spec in specs)
-    plan = shardwise.plan_reshard(source, target, itemsize=4)
+    before, after = (shardwise.parse_spec(text, ranks=range(4), device="cpu") for text in texts)
+    plan = shardwise.plan_reshard(before.layout(shape), after.layout(shape), itemsize=4)
     console.print(f"[bold]From {texts[0]}\nto   {texts[1]}[/]", highlight=False)
     console.print("The plan is known before anything moves, on every rank, without asking others.")
     console.print(draw_plan(plan))
     console.print()
 
-    def move(rank: int) -> float:
-        """Each rank cuts its own part of the tensor, moves it, and compares."""
-        full = torch.arange(1200.0 * 800).view(shape)
-        mine = [full[box.slices()].clone() for box in source.boxes_of(rank)]
-        execute(plan, mine)  # connects the ranks
+    def move(rank: int) -> tuple[str, float, bool]:
+        """Every rank makes its own boxes, moves them, and computes a gradient through the move."""
+        values = torch.arange(1200.0 * 800).view(shape)
+        x = shardwise.from_callback(before, shape, values.__getitem__, requires_grad=True)
+        shardwise.reshard(x, after)  # connects the ranks
         begin = time.perf_counter()
-        moved = execute(plan, mine)
+        y = shardwise.reshard(x, after)
         took = time.perf_counter() - begin
-        for tensor, box in zip(moved, target.boxes_of(rank), strict=True):
-            assert torch.equal(tensor, full[box.slices()])
-        return took
+        (y.full_tensor() ** 2).sum().backward()
+        is_right = torch.equal(y, values) and torch.equal(x.grad, 2 * values)  # type: ignore[arg-type]
+        return repr(y), took, is_right
 
-    took = max(shardwise.run_local(move, 4))
+    results = shardwise.run_local(move, 4)
+    assert all(is_right for _, _, is_right in results)
+    console.print("On rank 2, x is a ShardedTensor, and y = shardwise.reshard(x, after) is")
+    console.print(f"  {results[2][0]}", highlight=False, markup=False)
+    took = max(seconds for _, seconds, _ in results)
     console.print(
-        f"Four local processes moved {plan.total_bytes / 2**20:.1f} MiB in {1e3 * took:.0f} ms, "
-        "and every element is where it belongs.\n",
+        f"Four local processes moved {plan.total_bytes:,} bytes in {1e3 * took:.0f} ms; the lower "
+        f"bound is {plan.lower_bound:,}.\nEvery element is where it belongs, and the gradient "
+        "that came back the other way is that of the full tensor.\n",
         highlight=False,
     )
 
