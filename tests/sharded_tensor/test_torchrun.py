@@ -1,0 +1,53 @@
+"""Under torchrun, as users start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+
+import shardwise
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+left = dist.new_group([0, 1])
+full = torch.arange(12.0).view(4, 3)
+rows = shardwise.chunk(0, ranks=[0, 1])
+if rank < 2:
+    leaf = shardwise.distribute(full.clone().requires_grad_(), rows, process_group=left)
+    x = leaf
+else:
+    x = shardwise.absent(rows.layout((4, 3)), torch.float32, requires_grad=True)
+there = shardwise.reshard(x, shardwise.chunk(1, ranks=[2, 3]), process_group=dist.group.WORLD)
+assert bool(there.local_shards()) == (rank > 1)
+back = shardwise.reshard(there, shardwise.chunk(0, ranks=[1, 0]))
+assert bool(back.local_shards()) == (rank < 2)
+assert torch.equal(back.full_tensor(), full)
+(back.full_tensor() ** 2).sum().backward()
+if rank < 2:
+    assert torch.equal(leaf.grad.full_tensor(), 2 * full)
+print(f"rank {rank} is done", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_tensor_goes_to_other_ranks_and_back_with_its_gradient(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node=4", str(script)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environ, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(done.stdout.split("\n"))[-4:] == [f"rank {rank} is done" for rank in range(4)]
