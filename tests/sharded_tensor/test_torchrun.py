@@ -50,4 +50,4 @@ def test_a_tensor_goes_to_other_ranks_and_back_with_its_gradient(tmp_path: Path)
         command, capture_output=True, text=True, timeout=120, env=environ, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(done.stdout.split("\n"))[-4:] == [f"rank {rank} is done" for rank in range(4)]
+    assert all(f"rank {rank} is done" in done.stdout for rank in range(4))
