@@ -213,7 +213,8 @@ def test_examples_in_documents_run(page: Path) -> None:
     assert runner.failures == 0
     program = "\n".join(block for block in blocks if ">>>" not in block)
     if program:
-        environment = {**os.environ, "TERM": "dumb"}
+        # CI: hypothesis then takes its time on a busy machine.
+        environment = {**os.environ, "TERM": "dumb", "CI": "1"}
         subprocess.run(
             [sys.executable, "-c", program], check=True, timeout=120, env=environment, cwd=ROOT
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
 from shardwise.comm.simulate import simulate
+from shardwise.errors import OpError
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.geometry import Layout
+
 
 WORLD_SIZE = 4
 
@@ -162,3 +165,68 @@ def test_real_ranks_have_the_same_gradients() -> None:
         ((full * full + full) * weights(full.shape)).sum().backward()
         assert full.grad is not None
         check_grads([held[number][1] for held in results], way[0], full.grad)
+
+
+def _unwrapped(rank: int) -> None:
+    """Rows of the table of gradients that end in plain tensors."""
+    full = torch.arange(1.0, 13.0).view(4, 3)
+    rows = shardwise.distribute(full.clone().requires_grad_(), shardwise.chunk(0, [1, 3, 0]))
+    ((rank + 1) * rows.local_tensor()).sum().backward()  # own box -> own box
+    weight = torch.tensor([1.0, 2.0, 2.0, 2.0])[:, None]
+    assert torch.equal(rows.grad.full_tensor(), weight.expand(4, 3))
+    two: Any = shardwise.distribute(
+        full.clone().requires_grad_(), shardwise.grid([2, 1], ranks=[[0, 1], [2, 0]])
+    )
+    total = sum(shard.tensor.sum() for shard in two.local_shards())
+    total.backward()  # equal on all replicas
+    assert torch.equal(two.grad.full_tensor(), torch.ones(4, 3))
+    two.grad = None
+    total = sum((rank + 1) * shard.tensor.sum() for shard in two.local_shards(grad="sum"))
+    total.backward()  # own parts: ranks 0 and 1 of the upper rows, 2 and 0 of the lower
+    expected = torch.tensor([3.0, 3.0, 4.0, 4.0])[:, None].expand(4, 3)
+    assert torch.equal(two.grad.full_tensor(), expected)
+    everywhere = shardwise.distribute(full.clone().requires_grad_(), shardwise.replicate())
+    ((rank + 1) * everywhere.local_tensor(grad="sum")).sum().backward()
+    assert torch.equal(everywhere.grad.full_tensor(), torch.full((4, 3), 6.0))
+    pending = shardwise.reshard(everywhere, shardwise.partial())
+    assert not pending.local_tensor().requires_grad
+    assert not pending.local_shards()[0].tensor.requires_grad
+    gathered = everywhere.gather(1)
+    assert gathered is None or not gathered.requires_grad
+    one = shardwise.distribute(torch.tensor([2.0]).requires_grad_(), shardwise.on_rank(1))
+    shardwise.reshard(one, shardwise.partial("avg")).backward()
+    assert one.grad.full_tensor().item() == 1.0
+    with pytest.raises(ValueError, match="'same' or 'sum'"):
+        rows.local_tensor(grad="all")  # type: ignore[arg-type]
+    for op in ("max", "min", "product"):
+        with pytest.raises(OpError, match=f"pending {op}"):
+            shardwise.reshard(rows, shardwise.partial(op))
+        detached = shardwise.reshard(rows.detach(), shardwise.partial(op))
+        with pytest.raises(OpError, match=f"pending {op}"):
+            detached.requires_grad_()
+        assert torch.equal(detached.full_tensor(), full)
+
+
+def test_plain_tensors_give_their_gradients_back() -> None:
+    shardwise.run_local(_unwrapped, 3)
+
+
+def _checkpointed(_: int) -> None:
+    """Recomputed in backward, with a rank that holds nothing."""
+    from torch.utils.checkpoint import checkpoint
+
+    full = torch.arange(12.0).view(4, 3)
+    x = shardwise.distribute(full.clone().requires_grad_(), shardwise.chunk(0, ranks=[2, 0]))
+
+    def inner(t: Any) -> Any:
+        moved = shardwise.reshard(t, shardwise.chunk(1, ranks=[0, 1]))
+        return shardwise.reshard(moved, shardwise.replicate())
+
+    y = checkpoint(inner, x, use_reentrant=False)
+    z = checkpoint(inner, shardwise.reshard(x, shardwise.chunk(1)), use_reentrant=False)
+    (y.full_tensor() ** 2 + z.full_tensor() * 3).sum().backward()
+    torch.testing.assert_close(x.grad.full_tensor(), 2 * full + 3)
+
+
+def test_checkpointing_recomputes_at_the_same_node_on_every_rank() -> None:
+    shardwise.run_local(_checkpointed, 3)

@@ -14,7 +14,7 @@ from shardwise.sharded_tensor.resharding import replicated, replicated_state, re
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["GradOfPlain", "full_tensor", "gathered"]
+__all__ = ["GradOfPlain", "full_tensor", "gathered", "with_grad"]
 
 GradOfPlain = Literal["same", "sum"]
 
@@ -28,12 +28,27 @@ def full_tensor(
     whole gradient, or each rank's own part, whose "sum" is the gradient. Where a rank has all of it
     already, the result shares the tensor's memory.
     """
-    if grad not in ("same", "sum"):
-        raise ArgumentValueError(
-            "grad of full_tensor", expected="'same' or 'sum'", got=repr(grad), rank=state.rank
-        )
+    _check_grad(grad, state)
     (full,) = replicated_state(state, max_bytes=max_bytes, enters=grad == "sum").shards
     return full.view_as(full) if full is state.carriers[0] else full
+
+
+def with_grad(state: State, grad: GradOfPlain) -> State:
+    """The same state, of which the gradients of replicas are the "same", or are to be summed."""
+    _check_grad(grad, state)
+    if grad == "same" or state.layout.pending is not None:
+        return state
+    return reshard_state(state, state.layout, devices=state.devices, enters=True)
+
+
+def _check_grad(grad: object, state: State) -> None:
+    if grad not in ("same", "sum"):
+        raise ArgumentValueError(
+            "grad of a plain tensor",
+            rank=state.rank,
+            expected="'same' or 'sum'",
+            got=repr(grad),
+        )
 
 
 def gathered(

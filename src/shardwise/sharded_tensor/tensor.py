@@ -23,7 +23,7 @@ from shardwise.sharded_tensor.dispatch import (
     function_name,
     sharded_arguments,
 )
-from shardwise.sharded_tensor.gathering import full_tensor, gathered
+from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
 from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
@@ -79,16 +79,18 @@ class ShardedTensorBase(torch.Tensor):
         """Offsets, sizes and placements of all shards: a view, made anew at each call."""
         return metadata_of(self._state)
 
-    def local_shards(self) -> list[Shard]:
+    def local_shards(self, *, grad: GradOfPlain = "same") -> list[Shard]:
         """This rank's pieces, in the order of `shard_layout.boxes_of(rank)`; often one, or none.
 
-        The tensors are those that autograd works on. Of a pending sum they are detached.
+        The tensors are those that autograd works on. Of a pending sum they are detached. `grad`
+        says what the gradients of replicas are: the "same" on all of them, or each rank's own part,
+        whose "sum" is the gradient; the latter copies, and all ranks call it.
         """
-        return local_shards_of(live_state(self))
+        return local_shards_of(with_grad(live_state(self), grad))
 
-    def local_tensor(self) -> torch.Tensor:
-        """This rank's only piece; raises if it has none or several."""
-        state = live_state(self)
+    def local_tensor(self, *, grad: GradOfPlain = "same") -> torch.Tensor:
+        """This rank's only piece; raises if it has none or several. `grad` as in `local_shards`."""
+        state = with_grad(live_state(self), grad)
         if len(state.shards) != 1:
             raise OpError(
                 "local_tensor: Only single local shard is supported",

@@ -10,7 +10,7 @@ import torch
 from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
-from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, ShardwiseError
 from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
@@ -150,7 +150,7 @@ def reshard(
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
     has_options = out is not None or async_op or process_group is not None
-    if isinstance(x, ShardedTensor) and not has_options and _is_own_spec(x, to):
+    if isinstance(x, ShardedTensor) and not has_options and _is_there(live_state(x), to):
         return x  # nothing to do, and no time to lose over it
     state = _source(x, process_group)
     with heard_by_all("reshard", state.comm, hot=process_group is None):
@@ -188,10 +188,23 @@ def reshard(
     )
 
 
-def _is_own_spec(x: ShardedTensor, to: object) -> bool:
-    """Whether `to` is the very spec of the tensor, of which no placement can have been assigned."""
-    is_own = to is x._state.spec and to is not None
-    return is_own and not isinstance(to, EnumerableShardingSpec)
+def _is_there(state: State, to: object) -> bool:
+    """Whether the tensor is where it is to go. What is wrong with `to` is found later."""
+    if isinstance(to, ShardedTensor):
+        other = to._state
+        return other.layout == state.layout and other.devices == state.devices
+    if isinstance(to, Layout):
+        return to == state.layout
+    if not isinstance(to, ShardingSpec):
+        return False
+    if to is state.spec and not isinstance(to, EnumerableShardingSpec):
+        return True  # of which no placement can have been assigned
+    shape = state.layout.shape
+    try:
+        is_same = to.layout(shape) == state.layout
+        return is_same and to.local_devices(shape, state.rank) == state.devices
+    except ShardwiseError:
+        return False
 
 
 def _source(x: object, process_group: ProcessGroup | Communicator | None) -> State:

@@ -161,6 +161,8 @@ class BuiltinSpec(ShardingSpec):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         kept: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
+        if isinstance(shape, tuple) and (known := kept.get(shape)) is not None:
+            return known  # without a look at what has been looked at
         key = as_shape(shape)
         if (layout := kept.get(key)) is None:
             if len(kept) >= _MOST_LAYOUTS:
@@ -172,6 +174,8 @@ class BuiltinSpec(ShardingSpec):
 
     def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         kept: dict[Any, tuple[torch.device, ...]] = self.__dict__.setdefault("_devices", {})
+        if isinstance(shape, tuple) and (known := kept.get((shape, rank))) is not None:
+            return known
         key = (as_shape(shape), rank)
         if (devices := kept.get(key)) is None:
             if len(kept) >= _MOST_LAYOUTS:
