@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -161,8 +161,8 @@ class BuiltinSpec(ShardingSpec):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         kept: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
-        if isinstance(shape, tuple) and (known := kept.get(shape)) is not None:
-            return known  # without a look at what has been looked at
+        if _is_plain(shape) and (known := kept.get(shape)) is not None:
+            return known
         key = as_shape(shape)
         if (layout := kept.get(key)) is None:
             if len(kept) >= _MOST_LAYOUTS:
@@ -174,7 +174,7 @@ class BuiltinSpec(ShardingSpec):
 
     def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         kept: dict[Any, tuple[torch.device, ...]] = self.__dict__.setdefault("_devices", {})
-        if isinstance(shape, tuple) and (known := kept.get((shape, rank))) is not None:
+        if _is_plain(shape) and (known := kept.get((shape, rank))) is not None:
             return known
         key = (as_shape(shape), rank)
         if (devices := kept.get(key)) is None:
@@ -200,6 +200,11 @@ class BuiltinSpec(ShardingSpec):
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_layouts", "_devices")
         return {name: value for name, value in self.__dict__.items() if name not in kept}
+
+
+def _is_plain(shape: Sequence[int]) -> TypeGuard[tuple[int, ...]]:
+    """Whether a layout may be looked up by it as it is: 4.0, which equals 4, is no size."""
+    return isinstance(shape, tuple) and set(map(type, shape)) <= {int}
 
 
 def check_dim(dim: object, spec: str) -> int:
