@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["agree"]
+__all__ = ["agree", "explain"]
 
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
@@ -52,9 +52,21 @@ def agree(
             error.add_note(f"Compared were the arguments of {what}.")
             raise
         if any(digest != own for digest in digests):
-            _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
+            explain(what, values, group=group, problem=problem, phrases=phrases)
     if problem is not None:
         raise problem
+
+
+def explain(
+    what: str,
+    values: Mapping[str, object],
+    *,
+    group: Communicator,
+    problem: Exception | None = None,
+    phrases: Mapping[str, str] | None = None,
+) -> None:
+    """Raises what `agree` does on a difference. All ranks call it, once all know of one."""
+    _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
 
 
 @dataclass(frozen=True, slots=True)
