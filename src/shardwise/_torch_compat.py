@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HashStore",
     "MeshPlacementTypes",
+    "RandomMarks",
     "Store",
     "TorchDispatchMode",
     "all_gather_single",
@@ -36,6 +37,7 @@ __all__ = [
     "remote_device",
     "rpc_rank",
     "rpc_worker_ranks",
+    "shares_memory",
     "start_all_gather",
     "swap_impl",
     "tree_leaves",
@@ -102,6 +104,30 @@ def swap_impl(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Swaps what the two objects are in C++; their Python attributes stay."""
     private: Any = torch._C
     private._swap_tensor_impl(tensor, other)
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one tensor is a view of the other, or both are of a third; meta tensors too."""
+    private: Any = torch._C
+    return bool(private._is_alias_of(one, other))
+
+
+class RandomMarks:
+    """Where random generators stand: torch's own ones, and those among some arguments."""
+
+    def __init__(self, arguments: Sequence[Any], device: torch.device) -> None:
+        given = [value for value in arguments if isinstance(value, torch.Generator)]
+        own = [torch.default_generator]
+        if device.type == "cuda":
+            own.append(torch.cuda.default_generators[device.index or 0])
+        self._marks = [(generator, generator.get_state()) for generator in (*own, *given)]
+
+    def have_moved(self) -> bool:
+        """Whether numbers have been drawn since; if so the generators are put back."""
+        moved = [(g, state) for g, state in self._marks if not torch.equal(g.get_state(), state)]
+        for generator, state in moved:
+            generator.set_state(state)
+        return bool(moved)
 
 
 class MeshPlacementTypes(NamedTuple):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Change", "Setting"]
+__all__ = ["Change", "Setting", "forget_settings"]
 
 T = TypeVar("T")
+
+_settings: weakref.WeakSet[Setting[Any]] = weakref.WeakSet()
+
+
+def forget_settings() -> None:
+    """Gives every setting of the process its initial value, as if nobody had changed it."""
+    for setting in _settings:
+        setting._process = None
 
 
 class Setting(Generic[T]):
@@ -25,6 +34,7 @@ class Setting(Generic[T]):
         # Both are boxed in a tuple, since None may be a value.
         self._process: tuple[T] | None = None
         self._context: ContextVar[tuple[T] | None] = ContextVar(name, default=None)
+        _settings.add(self)
 
     def get(self) -> T:
         """The value in force here."""

@@ -158,6 +158,6 @@ def test_writing_into_a_gathered_view_is_refused() -> None:
             for write in (flat.zero_, flat.normal_, lambda: flat.add_(1), lambda: flat.fill_(1)):
                 with pytest.raises(OpError, match="would not change"):
                     write()
-            assert not flat.clone()._state.is_lost_view
+            assert not flat.clone()._state.view_of
 
     shardwise.run_local(run, 2)

@@ -278,3 +278,16 @@ def _wrong_calls(rank: int) -> None:
 
 def test_wrong_calls_say_what_is_wrong_on_every_rank() -> None:
     shardwise.run_local(_wrong_calls, 2)
+
+
+def _keys(_: int) -> None:
+    x = sharded_tensor.ones(shardwise.chunk(0), 4, 6)
+    found = shardwise.reshard_all({0: x, "0": x.clone(), None: 7}, {0: shardwise.chunk(1)})
+    assert list(found) == [0, "0", None]
+    assert found[0].local_tensor().shape == (4, 3)
+    assert found["0"].local_tensor().shape == (2, 6)
+    assert found[None] == 7
+
+
+def test_names_of_many_tensors_may_be_anything() -> None:
+    shardwise.run_local(_keys, 2)

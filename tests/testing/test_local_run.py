@@ -28,6 +28,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+import shardwise
+from shardwise import sharded_tensor
+from shardwise.comm.checks import check_timeout
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
 from shardwise.testing.local_run import run_local
 
@@ -714,3 +717,17 @@ def test_tensors_of_new_dtypes_come_back() -> None:
         (back,) = run_local(lambda rank, tensor: tensor[:, 1:], 1, given)
         assert torch.equal(back.to(torch.float32), given[:, 1:].to(torch.float32))
         assert back.dtype == dtype
+
+
+def _changes_settings(_: int) -> str:
+    found = f"{check_timeout():g} {sharded_tensor.rand(shardwise.chunk(0), 2).full_tensor()}"
+    shardwise.set_check("always", timeout=7)
+    shardwise.implicit_comm("allow")
+    shardwise.manual_seed(3)
+    return found
+
+
+def test_a_call_begins_with_shardwises_own_settings_as_new() -> None:
+    first, second = run_local(_changes_settings, 1), run_local(_changes_settings, 1)
+    assert first != second  # another seed
+    assert first[0].split()[0] == second[0].split()[0] == "60"

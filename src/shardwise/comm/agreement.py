@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["agree", "heard_by_all"]
+__all__ = ["agree", "explain", "heard_by_all"]
 
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
@@ -54,7 +54,7 @@ def agree(
             error.add_note(f"Compared were the arguments of {what}.")
             raise
         if any(digest != own for digest in digests):
-            _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
+            explain(what, values, group=group, problem=problem, phrases=phrases)
     if problem is not None:
         if len(group.ranks) > 1 and not should_check(hot=hot):
             group.tell(problem)  # [Note: who raised] in `watch.py`
@@ -69,6 +69,18 @@ def heard_by_all(what: str, group: Communicator, *, hot: bool = True) -> Iterato
     except Exception as error:
         agree(what, {}, group=group, hot=hot, problem=error)
         raise
+
+
+def explain(
+    what: str,
+    values: Mapping[str, object],
+    *,
+    group: Communicator,
+    problem: Exception | None = None,
+    phrases: Mapping[str, str] | None = None,
+) -> None:
+    """Raises what `agree` does on a difference. All ranks call it, once all know of one."""
+    _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ def _moved(
         group=job.members,
         max_bytes=job.max_bytes,
     )
+    _count_writes(out)
     return carriers_of(moved, dtype=carriers[0].dtype, device=_home(job, carriers))
 
 
@@ -130,8 +131,16 @@ def start(
     """Starts to move values; what it returns waits for them and gives the carriers."""
     transfer = _transfer(job, carriers, out)
     started = start_all([transfer], group=job.members, max_bytes=job.max_bytes)
+    _count_writes(transfer.out)
     home = _home(job, carriers)
     return lambda: carriers_of(started.wait()[0], dtype=carriers[0].dtype, device=home)
+
+
+def _count_writes(out: Sequence[torch.Tensor] | None) -> None:
+    """Tells autograd of tensors that messages were received into."""
+    for tensor in out or ():
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 def _home(job: Exchange, carriers: Carriers) -> torch.device:

@@ -7,6 +7,7 @@ gradient of its box ([Note: gradients] in `comm/differentiable.py`).
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +16,16 @@ from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
+from shardwise.sharded_tensor.state import Seen, check_requires_grad
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["Hook", "gradient_state", "set_requires_grad"]
+__all__ = ["Hook", "carriers_for", "gradient_state", "set_requires_grad"]
 
 _Tensor: Any = torch.Tensor
 
@@ -36,12 +39,8 @@ def _requires_grad(tensor: ShardedTensor) -> bool:
 def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> ShardedTensor:
     """Sets it on every local tensor, and on the outer one."""
     state = tensor._state
-    if requires_grad and state.layout.pending not in (None, "sum", "avg"):
-        raise OpError(
-            f"requires_grad_ of a ShardedTensor with a pending {state.layout.pending}",
-            rank=state.rank,
-            fix="Reduce it first: shardwise.reshard(st, shardwise.replicate()).",
-        )
+    if requires_grad:
+        check_requires_grad(state.layout, state.dtype, state.rank)
     for carrier in state.carriers:
         carrier.requires_grad_(requires_grad)
     call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
@@ -94,9 +93,23 @@ def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State 
 @handles(_Tensor.grad.__get__)
 def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
+    if all(carrier.grad is None for carrier in state.carriers):
+        return None
     with torch.no_grad():
-        found = gradient_state(state, [carrier.grad for carrier in state.carriers])
-    return None if found is None else wrap(found)
+        held = tuple([_held_grad(carrier) for carrier in state.carriers])
+        found = gradient_state(state, held)
+    assert found is not None
+    if state.layout.pending is None or not _has_several(state.layout):
+        return wrap(found)
+    # One gradient, shown for several addends.
+    return wrap(found.map(torch.clone, view_of=(Seen.now(held),)))
+
+
+def _held_grad(carrier: torch.Tensor) -> torch.Tensor:
+    """The gradient of a carrier; zeros are kept, so that what is written into them stays."""
+    if carrier.grad is None:
+        carrier.grad = torch.zeros_like(carrier)
+    return carrier.grad
 
 
 @handles(_Tensor.grad.__set__)
@@ -104,7 +117,7 @@ def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
     state = tensor._state
     grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
     if value is not None:
-        grads = _carriers_for(state, _checked_grad(state, value))
+        grads = carriers_for(state, _checked_grad(state, value))
     for carrier, grad in zip(state.carriers, grads, strict=True):
         carrier.grad = grad
 
@@ -132,7 +145,7 @@ def _checked_grad(state: State, value: object) -> State:
     return value._state
 
 
-def _carriers_for(state: State, grad: State) -> tuple[torch.Tensor, ...]:
+def carriers_for(state: State, grad: State) -> tuple[torch.Tensor, ...]:
     """One gradient per carrier of `state`."""
     return spread_terms(grad.carriers, state.layout, state.rank)
 
@@ -211,7 +224,7 @@ def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor
             found = reshard_state(gradient._state, state.layout.bar, devices=state.devices)
         else:
             found = cut_state(gradient, state, layout=state.layout.bar)
-        given = _carriers_for(state, found)
+        given = carriers_for(state, found)
     return scale_terms(given, state.layout, state.rank, up=False)
 
 
@@ -238,7 +251,7 @@ def _autograd_grad(
         flat_grads,
         retain_graph=retain_graph,
         create_graph=create_graph,
-        allow_unused=allow_unused,
+        allow_unused=True,  # of several local shards some may be unused; see below
         materialize_grads=materialize_grads,
     )
     left: list[torch.Tensor | None] = list(flat)
@@ -246,6 +259,12 @@ def _autograd_grad(
     for target in targets:
         count = len(_expanded(target))
         grads, left = left[:count], left[count:]
+        if not (allow_unused or materialize_grads) and all(grad is None for grad in grads):
+            raise OpError(
+                f"The differentiated Tensor at index {len(found)} appears to not have been used "
+                "in the graph",
+                fix="Set allow_unused=True if this is the desired behavior.",
+            )
         if isinstance(target, ShardedTensor):
             state = gradient_state(target._state, grads)
             found.append(None if state is None else wrap(state))
@@ -283,7 +302,7 @@ class Hook:
         me = weakref.ref(self)
         if self._owner is not None:
             self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))
-        elif len(state.carriers) == 1:
+        elif not _has_several(state.layout):
             only = state.carriers[0]
             self._handles = [only.register_hook(lambda grad: _replaced(me, state, grad))]
         else:
@@ -333,17 +352,32 @@ def _replaced(me: weakref.ref[Hook], state: State, grad: torch.Tensor) -> torch.
     if hook is None or found is None:
         return None
     changed = hook._fn(wrap(found))
-    return None if changed is None else _carriers_for(state, _checked_grad(state, changed))[0]
+    if changed is None:
+        return None
+    if isinstance(changed, ShardedTensor) and changed.shape == found.layout.shape:
+        changed = wrap(reshard_state(changed._state, found.layout, devices=found.devices))
+    return carriers_for(state, _checked_grad(state, changed))[0]
 
 
 def _shown(me: weakref.ref[Hook], state: State, grads: Sequence[torch.Tensor | None]) -> None:
+    """Calls the hook once all gradients are known; some are accumulated by then, and stay."""
     hook, found = me(), gradient_state(state, grads)
-    if hook is not None and found is not None and hook._fn(wrap(found)) is not None:
+    if hook is None or found is None:
+        return
+    seen = Seen.now(found.carriers)
+    if hook._fn(wrap(found)) is not None or seen.has_changed:
         raise OpError(
-            "a hook of a ShardedTensor with several local shards returned a gradient",
+            "a hook of a ShardedTensor with several shards on a rank changed the gradient",
             rank=state.rank,
-            fix="Change the gradient in place and return None.",
+            got=str(state.layout),
+            fix="It may only look. Change st.grad by register_post_accumulate_grad_hook.",
         )
+
+
+@lru_cache(maxsize=256)
+def _has_several(layout: Layout) -> bool:
+    """Whether some rank, not only this one, has several local shards."""
+    return max(map(len, map(layout.boxes_of, layout.ranks)), default=0) > 1
 
 
 @handles(_Tensor.register_hook)

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.errors import ArgumentValueError
+from shardwise.errors import AgreementError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import (
+    check_one_group,
     cut_state,
     replicated_layout,
     replicated_state,
     reshard_state,
 )
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, compute_by_gathering, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardwise.sharded_tensor.state import State
 
@@ -26,32 +27,44 @@ __all__ = ["all_ranks"]
 _Tensor: Any = torch.Tensor
 
 
-def all_ranks(here: bool, state: State) -> bool:
-    """Whether it holds on every rank of the group; all of them ask."""
+def all_ranks(here: bool, state: State, problem: Exception | None = None) -> bool:
+    """Whether it holds on every rank of the group; all of them ask.
+
+    A rank that could not find out says so by its `problem`, and all raise.
+    """
     members = state.comm
-    if len(members.ranks) == 1:
-        return here
-    flag = torch.tensor([int(here)], dtype=torch.int32, device=members.wire_device)
-    members.all_reduce(flag, "min")
-    return bool(flag.item())
+    least = int(here) if problem is None else -1
+    if len(members.ranks) > 1:
+        flag = torch.tensor([least], dtype=torch.int32, device=members.wire_device)
+        members.all_reduce(flag, "min")
+        least = int(flag.item())
+    if problem is not None:
+        raise problem
+    if least < 0:
+        raise AgreementError(
+            "tensors could not be compared on other ranks",
+            rank=state.rank,
+            fix="See what those ranks raised.",
+        )
+    return bool(least)
+
+
+def _hold(tests: Iterable[bool], state: State) -> bool:
+    """Whether all tests hold, here and on every rank; what one rank raises, all do."""
+    here, problem = False, None
+    try:
+        here = all(tests)
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    return all_ranks(here, state, problem)
 
 
 def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[State, State]:
-    """Both in one layout, of which nothing is pending: that of the one that moves less."""
+    """Both in one layout with nothing pending: that of one of them, if it has one."""
     first = a if isinstance(a, ShardedTensor) else b
     assert isinstance(first, ShardedTensor)
     state = first._state
-    for other in (a, b):
-        if isinstance(other, ShardedTensor) and set(other._state.comm.ranks) != set(
-            state.comm.ranks
-        ):
-            raise ArgumentValueError(
-                "two ShardedTensors that are compared",
-                rank=state.rank,
-                expected="one process group",
-                got=f"groups of ranks {list(state.comm.ranks)} and {list(other._state.comm.ranks)}",
-                fix="Reshard one of them into the other's group first.",
-            )
+    check_one_group("comparing", [t._state for t in (a, b) if isinstance(t, ShardedTensor)])
     layouts = [t._state.layout for t in (a, b) if isinstance(t, ShardedTensor)]
     settled = [layout for layout in layouts if layout.pending is None]
     layout = settled[0] if settled else layouts[0].bar
@@ -70,7 +83,7 @@ def _compare(
     with torch.no_grad():
         first, second = _together(a, b)
         pairs = zip(first.shards, second.shards, strict=True)
-        return all_ranks(all(test(x, y) for x, y in pairs), first)
+        return _hold((test(x, y) for x, y in pairs), first)
 
 
 @handles(torch.equal, _Tensor.equal)
@@ -88,7 +101,7 @@ def _allclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> bool:
-    _check_shapes(input, other)
+    _check_kinds("allclose", input, other)
     return _compare(
         input,
         other,
@@ -104,7 +117,7 @@ def _isclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> ShardedTensor:
-    _check_shapes(input, other)
+    _check_kinds("isclose", input, other)
     with torch.no_grad():
         first, second = _together(input, other)
         close = [
@@ -115,13 +128,15 @@ def _isclose(
 
 
 @handles(torch.all, _Tensor.all)
-def _all(input: ShardedTensor) -> ShardedTensor:
-    """Of the whole tensor: a scalar that every rank has."""
+def _all(input: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    """Of the whole tensor a scalar that every rank has; along a dim, by gathering."""
+    if args or kwargs:
+        return compute_by_gathering(torch.all, (input, *args), kwargs)
     with torch.no_grad():
         state = input._state
         if state.layout.pending is not None:
             state = replicated_state(state)
-        is_all = all_ranks(all(bool(shard.all()) for shard in state.shards), state)
+        is_all = _hold((bool(shard.all()) for shard in state.shards), state)
     return _everywhere(torch.tensor(is_all, device=state.device), state)
 
 
@@ -131,10 +146,20 @@ def _everywhere(value: torch.Tensor, like: State) -> ShardedTensor:
     return wrap(like.with_carriers([value], layout=layout, spec=None))
 
 
-def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:
+def _check_kinds(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    rank = next(t._state.rank for t in (a, b) if isinstance(t, ShardedTensor))
     if a.shape != b.shape:
         raise ArgumentValueError(
-            "two tensors that are compared",
+            f"{what} of two tensors",
+            rank=rank,
             expected="one shape",
             got=f"{tuple(a.shape)} and {tuple(b.shape)}",
+        )
+    if a.dtype != b.dtype:
+        raise OpError(
+            f"{what} of two tensors",
+            rank=rank,
+            expected="one dtype",
+            got=f"{a.dtype} and {b.dtype}",
+            fix="Convert one of them: st.to(other.dtype).",
         )

@@ -19,6 +19,7 @@ from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.factories import as_one, checked_size
 from shardwise.sharded_tensor.resharding import (
+    check_one_group,
     cut_state,
     replicated_layout,
     replicated_state,
@@ -34,8 +35,6 @@ from shardwise.sharded_tensor.tensor import (
 from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["LikeOptions", "empty_like"]
@@ -58,7 +57,7 @@ def _clone(
 @handles(_Tensor.detach, torch.detach)
 def _detach(tensor: ShardedTensor) -> ShardedTensor:
     state = tensor._state
-    made = wrap(_same_memory(state, torch.detach))
+    made = wrap(state.alias(torch.detach))
     parameter, state.converted_from = state.converted_from, None
     if parameter is not None:  # [Note: Module.to]
         _copy_attributes(parameter, made)
@@ -69,11 +68,6 @@ def _detach(tensor: ShardedTensor) -> ShardedTensor:
 def _copy_attributes(source: ShardedTensor, target: ShardedTensor) -> None:
     for name, value in user_attributes(source).items():
         setattr(target, name, value)
-
-
-def _same_memory(state: State, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
-    """State of views of the same memory, to which remote references lead as before."""
-    return state.map(fn, init_rrefs=state.init_rrefs, remote=state.remote)
 
 
 @handles(_Tensor.detach_, torch.detach_)
@@ -95,7 +89,7 @@ def _contiguous(
 
 @handles(_Tensor.data.__get__)
 def _data(tensor: ShardedTensor) -> ShardedTensor:
-    return wrap(_same_memory(tensor._state, lambda local: local.data))
+    return wrap(tensor._state.alias(lambda local: local.data))
 
 
 @handles(_Tensor.data.__set__)
@@ -127,6 +121,8 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
             lambda local: local.detach().requires_grad_(requires_grad), init_rrefs=state.init_rrefs
         ),
     )
+    for hook in state.hooks:
+        hook.attach(tensor._state)
 
 
 def _copied(state: State, memo: dict[int, Any]) -> State:
@@ -154,19 +150,26 @@ def _deepcopy(tensor: ShardedTensor, memo: dict[int, Any]) -> ShardedTensor:
 
 
 @handles(_Tensor.copy_)
-def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if not isinstance(tensor, ShardedTensor):
-        raise OpError(
-            "copy_ of a ShardedTensor into a plain tensor",
-            rank=source._state.rank if isinstance(source, ShardedTensor) else None,
-            fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor()).",
-        )
+def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = False) -> ShardedTensor:
+    _check_sharded(
+        tensor, "copy_", fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor())."
+    )
     check_writable(tensor, _Tensor.copy_)
     state = tensor._state
+    if isinstance(source, ShardedTensor):
+        check_one_group("copy_", [state, source._state])
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)
+    if state.requires_grad:  # which it may by this copy. [Note: outer and inner] in tensor.py
+        call_plain(_Tensor.requires_grad_, (tensor,), {})
     return tensor
+
+
+def _check_sharded(tensor: object, what: str, *, fix: str) -> None:
+    """Raises if a plain tensor is to take what belongs to a sharded one."""
+    if not isinstance(tensor, ShardedTensor):
+        raise OpError(f"{what} of a plain tensor with a ShardedTensor", fix=fix)
 
 
 def _in_layout_of(state: State, source: torch.Tensor) -> State:
@@ -198,12 +201,21 @@ def _zero(tensor: ShardedTensor) -> ShardedTensor:
 
 
 @handles(_Tensor.fill_, torch.fill_)
-def _fill(tensor: ShardedTensor, value: Any) -> torch.Tensor:
+def _fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
+    _check_sharded(tensor, "fill_", fix="Write plain.fill_(st.item()).")
     check_writable(tensor, _Tensor.fill_)
     state = tensor._state
-    if state.layout.pending is not None:
-        number = torch.as_tensor(value, dtype=state.dtype)
-        return _copy(tensor, number)
+    if isinstance(value, torch.Tensor) and value.dim() != 0:
+        raise ArgumentValueError(
+            "fill_ of a ShardedTensor",
+            rank=state.rank,
+            expected="a number or a 0-d tensor",
+            got=f"a tensor of shape {tuple(value.shape)}",
+            fix="Write st.copy_(value), which broadcasts.",
+        )
+    if isinstance(value, torch.Tensor) or state.layout.pending is not None:
+        is_tensor = isinstance(value, torch.Tensor)  # whose gradient is that of all elements
+        return _copy(tensor, value if is_tensor else torch.as_tensor(value, dtype=state.dtype))
     for carrier in state.carriers:
         carrier.fill_(value)
     return tensor
@@ -285,7 +297,7 @@ def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTenso
 @handles(_Tensor.view_as)
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
-        return wrap(tensor._state.map(lambda local: local.view_as(local)))
+        return wrap(tensor._state.alias(lambda local: local.view_as(local)))
     return tensor.view(other.shape)
 
 

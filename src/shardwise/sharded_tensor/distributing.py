@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.arguments import whole_number, whole_numbers
-from shardwise.comm.agreement import agree
-from shardwise.comm.checks import should_check
+from shardwise.comm.agreement import agree, explain
+from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.differentiable import Exchange, carriers_of, exchange
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.placement import placement_at
-from shardwise.sharded_tensor.factories import checked_size, state_of_pieces
+from shardwise.sharded_tensor.factories import state_of_pieces
 from shardwise.sharded_tensor.resharding import replicated
-from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
@@ -62,6 +62,8 @@ def distribute(
         layout = spec.layout(shape)
         members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
         devices = spec.local_devices(shape, members.rank)
+        if tensor.requires_grad:
+            check_requires_grad(layout, tensor.dtype, members.rank)
         values |= {"size": shape, "dtype": tensor.dtype, "requires_grad": tensor.requires_grad}
         values |= {"sharding_spec": layout}
         if src_rank is None and should_check(hot=True):
@@ -188,7 +190,7 @@ def from_callback(
     return wrap(
         state_of_pieces(
             spec,
-            [tuple(checked_size([size]))],
+            [size],
             make,
             dtype=kind,
             call="from_callback",
@@ -206,10 +208,10 @@ def as_replicated(x: torch.Tensor, *, process_group: ProcessGroup | None = None)
     `shardwise.set_check("debug")` the data are compared by hash.
     """
     members = communicator(process_group)
-    _check_plain(x, "as_replicated")
+    _check_plain(x, "as_replicated", members.rank)
     if should_check(hot=True):
-        values = {"size": tuple(x.shape), "dtype": x.dtype, "data": digest(x)}
-        agree("as_replicated", values, group=members, hot=True)
+        values = {"size": tuple(x.shape), "dtype": x.dtype, "requires_grad": x.requires_grad}
+        agree("as_replicated", values | {"data": digest(x)}, group=members, hot=True)
     layout = replicated(tuple(x.shape), tuple(sorted(members.ranks)))
     return wrap(make_state(layout, [x], group=members))
 
@@ -223,34 +225,62 @@ def as_local_rows(
     """Each rank's own rows of a global batch, in rank order, as one tensor. Copies nothing.
 
     `sizes` are the row counts of all ranks of the group; without them the ranks exchange theirs,
-    one number each. Gradients flow back to `x`.
+    16 bytes each, and compare the rest of the shape. Gradients flow back to `x`.
     """
     members = communicator(process_group)
-    _check_plain(x, "as_local_rows")
+    if sizes is None:
+        counts = _row_counts(x, members)
+    else:
+        _check_rows(x, members)
+        counts = _checked_counts(x, sizes, members)
+    return wrap(make_state(_rows(tuple(x.shape[1:]), counts, members), [x], group=members))
+
+
+def _check_rows(x: torch.Tensor, members: Communicator) -> None:
+    _check_plain(x, "as_local_rows", members.rank)
     if x.dim() == 0:
         raise ArgumentValueError(
             "x of as_local_rows", rank=members.rank, expected="at least one dim", got="a 0-d tensor"
         )
-    if sizes is None:
-        counts = _row_counts(x.shape[0], members)
-    else:
-        counts = whole_numbers(sizes, "sizes of as_local_rows")
-        if len(counts) != len(members.ranks):
-            raise ArgumentValueError(
-                "sizes of as_local_rows",
-                rank=members.rank,
-                expected=f"{len(members.ranks)} counts, one per rank of the group",
-                got=list(counts),
-            )
-        mine = counts[members.ranks.group_rank(members.rank)]
-        if mine != x.shape[0]:
-            raise ArgumentValueError(
-                "x of as_local_rows",
-                rank=members.rank,
-                expected=f"{mine} rows, as sizes say",
-                got=x.shape[0],
-            )
-    return wrap(make_state(_rows(tuple(x.shape[1:]), counts, members), [x], group=members))
+
+
+def _checked_counts(x: torch.Tensor, sizes: object, members: Communicator) -> tuple[int, ...]:
+    counts = whole_numbers(sizes, "sizes of as_local_rows")
+    if len(counts) != len(members.ranks):
+        raise ArgumentValueError(
+            "sizes of as_local_rows",
+            rank=members.rank,
+            expected=f"{len(members.ranks)} counts, one per rank of the group",
+            got=list(counts),
+        )
+    mine = counts[members.ranks.group_rank(members.rank)]
+    if mine != x.shape[0]:
+        raise ArgumentValueError(
+            "x of as_local_rows",
+            rank=members.rank,
+            expected=f"{mine} rows, as sizes say",
+            got=x.shape[0],
+        )
+    return counts
+
+
+def _row_counts(x: torch.Tensor, members: Communicator) -> tuple[int, ...]:
+    """Everybody's number of rows, once the rows are known to be of one kind."""
+    problem: Exception | None = None
+    values: dict[str, object] = {}
+    sent = bytes(16)
+    try:
+        _check_rows(x, members)
+        values = {"row": tuple(x.shape[1:]), "dtype": x.dtype, "requires_grad": x.requires_grad}
+        kind = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+        sent = x.shape[0].to_bytes(8) + kind
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    is_alone = len(members.ranks) == 1
+    found = [sent] if is_alone else members.compare(sent, timeout=check_timeout())
+    if problem is not None or any(one[8:] != sent[8:] for one in found):
+        explain("as_local_rows", values, group=members, problem=problem)
+    return tuple(int.from_bytes(one[:8]) for one in found)
 
 
 def _rows(inner: tuple[int, ...], counts: Sequence[int], members: Communicator) -> Layout:
@@ -258,15 +288,14 @@ def _rows(inner: tuple[int, ...], counts: Sequence[int], members: Communicator) 
     return ChunkShardingSpec(0, placements, counts).layout((sum(counts), *inner))
 
 
-def _row_counts(count: int, members: Communicator) -> tuple[int, ...]:
-    mine = torch.tensor([count], device=members.wire_device)
-    output = torch.empty(len(members.ranks), dtype=mine.dtype, device=mine.device)
-    members.all_gather(output, mine)
-    return tuple(output.tolist())
-
-
-def _check_plain(x: Any, what: str) -> None:
+def _check_plain(x: object, what: str, rank: int) -> None:
     if not isinstance(x, torch.Tensor) or isinstance(x, ShardedTensor):
         raise ArgumentTypeError(
-            f"x of {what}", expected="a plain torch.Tensor", got=type(x).__name__
+            f"x of {what}", rank=rank, expected="a plain torch.Tensor", got=type(x).__name__
+        )
+    if x.layout != torch.strided:
+        raise ArgumentValueError(
+            f"x of {what}: Only torch.strided layout is currently supported",
+            rank=rank,
+            got=x.layout,
         )

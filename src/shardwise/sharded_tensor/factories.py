@@ -15,12 +15,12 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.remote_shards import connect
-from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -91,18 +91,25 @@ def full(
     """
     if options.get("dtype") is None and not isinstance(fill_value, int):
         options["dtype"] = torch.full((), fill_value).dtype
-    return filled(lambda made: made.fill_(fill_value), sharding_spec, size, **options)
+    return filled(
+        lambda made: made.fill_(fill_value),
+        sharding_spec,
+        size,
+        compared={"fill_value": fill_value},
+        **options,
+    )
 
 
 def filled(
     fill: Callable[[ShardedTensor], object],
     sharding_spec: ShardingSpec,
     *size: Any,
+    compared: Mapping[str, object] | None = None,
     **options: Unpack[FactoryOptions],
 ) -> ShardedTensor:
     """A new tensor that `fill` has filled; other ranks get references to it only after that."""
     init_rrefs = options.pop("init_rrefs", False)
-    made = empty(sharding_spec, *size, **options)
+    made = wrap(empty_state(sharding_spec, *size, compared=compared, **options))
     with torch.no_grad():
         fill(made)
     made._state.init_rrefs = init_rrefs
@@ -112,6 +119,7 @@ def filled(
 
 def empty_state(sharding_spec: ShardingSpec, *size: Any, **options: Any) -> State:
     """State of a new tensor whose local shards are uninitialised."""
+    problem = _unknown_option(options)
     dtype = options.pop("dtype", None)
     kind = torch.get_default_dtype() if dtype is None else dtype
     pin_memory = options.pop("pin_memory", False)
@@ -119,7 +127,27 @@ def empty_state(sharding_spec: ShardingSpec, *size: Any, **options: Any) -> Stat
     def make(box: Box, device: torch.device) -> torch.Tensor:
         return torch.empty(box.shape, dtype=kind, device=device, pin_memory=pin_memory)
 
-    return state_of_pieces(sharding_spec, size, make, dtype=kind, **options)
+    return state_of_pieces(
+        sharding_spec, size, make, dtype=kind, may_fail=pin_memory, problem=problem, **options
+    )
+
+
+def _unknown_option(options: dict[str, Any]) -> Exception | None:
+    """What is wrong with options that no factory has, which are taken out."""
+    known = {*FactoryOptions.__annotations__, "compared"}
+    unknown = [name for name in options if name not in known]
+    for name in unknown:
+        del options[name]
+    if not unknown:
+        return None
+    return ArgumentTypeError(
+        "option of a sharded factory",
+        expected=f"one of {', '.join(FactoryOptions.__annotations__)}",
+        got=", ".join(unknown),
+        fix="The spec says the devices: shardwise.chunk(0, device='cuda')."
+        if "device" in unknown
+        else None,
+    )
 
 
 def state_of_pieces(
@@ -135,18 +163,22 @@ def state_of_pieces(
     process_group: ProcessGroup | None = None,
     init_rrefs: bool = False,
     may_fail: bool = False,
+    compared: Mapping[str, object] | None = None,
+    problem: Exception | None = None,
 ) -> State:
     """State of a tensor of which each rank makes its own boxes. All ranks call it, and compare.
 
     Nothing is made before all ranks are known to agree. `may_fail` says that `make` can raise on
-    one rank alone; then the ranks agree again when the pieces are made.
+    one rank alone; then the ranks agree again when the pieces are made. `compared` is what else
+    has to be the same on all, `problem` what this rank has found to be wrong already.
     """
     members = communicator(process_group)
-    problem: Exception | None = None
     values: dict[str, object] = {}
     try:
+        if problem is not None:
+            raise problem
         shape = checked_size(size)
-        _check_options(layout, memory_format)
+        _check_options(dtype, layout, memory_format)
         if not isinstance(spec, ShardingSpec):
             raise ArgumentValueError(
                 f"Expecting ShardingSpec but got: {type(spec)}",
@@ -155,7 +187,10 @@ def state_of_pieces(
         placed = spec.layout(shape)
         members.ranks.check_members(placed.ranks, what=f"{type(spec).__name__}'s placements")
         devices = spec.local_devices(shape, members.rank)
+        if requires_grad:
+            check_requires_grad(placed, dtype, members.rank)
         values = {
+            **(compared or {}),
             "size": shape,
             "sharding_spec": placed,
             "dtype": dtype,
@@ -197,7 +232,9 @@ def home_device(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
     return torch.device("meta" if kind == "meta" else "cpu")
 
 
-def _check_options(layout: torch.layout, memory_format: torch.memory_format) -> None:
+def _check_options(dtype: object, layout: torch.layout, memory_format: torch.memory_format) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentTypeError("dtype", expected="a torch.dtype", got=repr(dtype))
     if layout != torch.strided:
         raise ArgumentValueError("Only torch.strided layout is currently supported", got=layout)
     if memory_format != torch.contiguous_format:

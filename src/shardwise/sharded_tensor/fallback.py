@@ -7,19 +7,29 @@ says what it did: `implicit_comm`.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from shardwise._torch_compat import tree_map
+from shardwise._torch_compat import RandomMarks, shares_memory, tree_leaves, tree_map
+from shardwise.comm.agreement import agree
+from shardwise.comm.checks import should_check
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
-from shardwise.sharded_tensor.resharding import replicated_layout, replicated_state
+from shardwise.sharded_tensor.distributing import digest
+from shardwise.sharded_tensor.resharding import (
+    check_one_group,
+    replicated_layout,
+    replicated_state,
+)
+from shardwise.sharded_tensor.state import Seen, State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
     check_writable,
+    live_state,
     register_fallback,
     wrap,
 )
@@ -28,7 +38,6 @@ from shardwise.transfer.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwise.settings import Change
-    from shardwise.sharded_tensor.state import State
 
 __all__ = ["ImplicitComm", "ImplicitCommWarning", "implicit_comm"]
 
@@ -36,14 +45,13 @@ ImplicitComm = Literal["allow", "warn", "error"]
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
 
 
-# Each rank would draw numbers of its own, and replicas would differ.
+# Random whatever their arguments are, so that nothing has to be gathered to refuse them.
 _RANDOM = (
-    "bernoulli bernoulli_ binomial cauchy_ dropout dropout_ dropout1d dropout2d dropout3d "
-    "alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout "
-    "feature_alpha_dropout_ exponential_ geometric_ gumbel_softmax log_normal_ multinomial "
-    "native_dropout normal normal_ poisson rand_like randint_like randn_like random_ rrelu rrelu_ "
-    "trunc_normal_ uniform_ _standard_gamma"
+    "bernoulli bernoulli_ binomial cauchy_ exponential_ geometric_ gumbel_softmax log_normal_ "
+    "multinomial normal normal_ poisson rand_like randint_like randn_like random_ trunc_normal_ "
+    "uniform_ _standard_gamma"
 )
+_NORMS = ("batch_norm", "native_batch_norm")
 
 
 class ImplicitCommWarning(UserWarning):
@@ -67,77 +75,119 @@ def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
 def _gather_and_compute(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[ShardedTensor]
 ) -> Any:
-    """What `func` gives on the full tensors. All ranks call it."""
-    first = tensors[0]._state
+    """What `func` gives on the full tensors, and does to them. All ranks call it."""
+    states = [live_state(tensor) for tensor in tensors]
+    check_one_group(function_name(func), states)
     if getattr(func, "__name__", "") in _RANDOM.split():
-        raise OpError(
-            f"{function_name(func)} of a ShardedTensor: each rank would draw its own numbers",
-            rank=first.rank,
-            fix="Fill the tensor by torch.nn.init, or take shardwise.sharded_tensor.rand.",
-        )
-    _announce(func, [tensor._state for tensor in tensors])
-    if isinstance(kwargs.get("out"), ShardedTensor):
-        raise OpError(
-            f"{function_name(func)} with a sharded out=",
-            rank=first.rank,
-            fix="Leave out= away and use the result.",
-        )
-    full: dict[int, torch.Tensor] = {}
+        raise _random(func, states[0])
+    _announce(func, states)
+    if should_check(hot=True):
+        _compare(func, states, args, kwargs)
+    found = {id(tensor): _Full(tensor, _whole(tensor._state)) for tensor in tensors}
 
     def plain(value: Any) -> Any:
-        if not isinstance(value, ShardedTensor):
-            return value
-        if id(value) not in full:
-            full[id(value)] = replicated_state(value._state).shards[0]
-        return full[id(value)]
+        return found[id(value)].full if isinstance(value, ShardedTensor) else value
 
-    changed = _changed(args, kwargs) if _is_in_place(func) else None
-    if isinstance(changed, ShardedTensor):
-        check_writable(changed, func)
-        full[id(changed)] = plain(changed).clone()
+    marks = RandomMarks(tree_leaves((args, kwargs)), states[0].device)
     result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
-    if isinstance(changed, ShardedTensor):
-        value = full[id(changed)]
-        if value.shape == changed.shape:
-            changed.copy_(value)
-        else:  # t_, squeeze_, ...
-            layout = replicated_layout(tuple(value.shape), first)
-            adopt(changed, changed._state.with_carriers([value], layout=layout, spec=None))
-        return changed
-
-    copies = [full[id(tensor)] for tensor in tensors if _is_copy(full[id(tensor)], tensor)]
-
-    def everywhere(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        layout = replicated_layout(tuple(value.shape), first)
-        # A view of a gathered copy: what is written into it would not reach the tensor.
-        is_view = any(value._is_view() and value._base is _root(copy) for copy in copies)
-        return wrap(first.with_carriers([value], layout=layout, spec=None, is_lost_view=is_view))
-
-    return tree_map(everywhere, result)
+    if marks.have_moved():
+        raise _random(func, states[0])
+    unseen = _written_unseen(func, args, kwargs)
+    for one in found.values():
+        if one.is_written or any(one.tensor is value for value in unseen):
+            one.write_back(func)
+    given = {id(value): value for value in tree_leaves((args, kwargs))}
+    return tree_map(lambda value: _everywhere(value, found, given, states[0]), result)
 
 
-def _is_copy(full: torch.Tensor, tensor: ShardedTensor) -> bool:
-    return all(full is not shard for shard in tensor._state.shards)
+def _compare(func: Any, states: list[State], args: Any, kwargs: Any) -> None:
+    """All ranks call the same function on the same tensors; plain ones by their data."""
+    leaves = tree_leaves((args, kwargs))
+    plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, ShardedTensor)]
+    values = {
+        "layouts": [state.layout for state in states],
+        "dtypes": [state.dtype for state in states],
+        "plain tensors": [(tuple(x.shape), x.dtype, digest(x)) for x in plain],
+    }
+    agree(function_name(func), values, group=states[0].comm, hot=True)
 
 
-def _root(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor._base is None else tensor._base
+@dataclass(slots=True)
+class _Full:
+    """A sharded argument and its full tensor, on which the function works."""
+
+    tensor: ShardedTensor
+    full: torch.Tensor
+    version: int = -1
+
+    def __post_init__(self) -> None:
+        self.version = self.full._version
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether what is written into the full tensor has to be brought to the sharded one."""
+        return all(self.full is not shard for shard in self.tensor._state.shards)
+
+    @property
+    def seen(self) -> tuple[Seen, ...]:
+        """What a view of the full tensor is a lost view of."""
+        state = self.tensor._state
+        return (Seen.now(state.carriers),) if self.is_copy else state.view_of
+
+    @property
+    def is_written(self) -> bool:
+        return self.full._version != self.version
+
+    def write_back(self, func: Any) -> None:
+        """Makes the sharded tensor what the function has made of the full one."""
+        tensor, full = self.tensor, self.full
+        check_writable(tensor, func)
+        if full.shape == tensor.shape:
+            if self.is_copy:
+                tensor.copy_(full)
+            return
+        state = tensor._state  # t_, squeeze_, resize_, ...
+        layout = replicated_layout(tuple(full.shape), state)
+        adopt(tensor, state.with_carriers([full], layout=layout, spec=None))
 
 
-def _changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument that an in-place function changes: its first."""
-    named = [kwargs[name] for name in ("self", "input", "tensor") if name in kwargs]
-    return next(iter([*args, *named]), None)
+def _whole(state: State) -> torch.Tensor:
+    """The full tensor; it counts its versions, by which writing into it is noticed."""
+    if not torch.is_inference_mode_enabled():
+        full = replicated_state(state).shards[0]
+        return full.clone() if full.is_inference() else full
+    with torch.inference_mode(False), torch.no_grad():
+        full = replicated_state(state).shards[0]
+        return full.clone() if full.is_inference() else full
 
 
-def _is_in_place(func: Any) -> bool:
-    """`add_`, `__iadd__`, `__setitem__`."""
+def _everywhere(value: Any, found: dict[int, _Full], given: dict[int, Any], first: State) -> Any:
+    """A result as a tensor that every rank has; an argument that is returned as itself."""
+    if not isinstance(value, torch.Tensor) or id(value) in given:
+        return value
+    for one in found.values():
+        if value is one.full:
+            return one.tensor
+    shown = [one for one in found.values() if shares_memory(value, one.full)]
+    view_of = tuple(seen for one in shown for seen in one.seen)  # [Note: lost views] in `state.py`
+    layout = replicated_layout(tuple(value.shape), first)
+    return wrap(first.with_carriers([value], layout=layout, spec=None, view_of=view_of))
+
+
+def _written_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Arguments that torch writes without counting a version."""
     name = getattr(func, "__name__", "")
-    if name.startswith("__"):
-        return name == "__setitem__" or (name[2:3] == "i" and f"__{name[3:]}" in dir(torch.Tensor))
-    return name.endswith("_")
+    if name in _NORMS:
+        return [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
+    return tree_leaves((args, kwargs)) if name.startswith(("_fused_", "_amp_")) else []
+
+
+def _random(func: Any, state: State) -> OpError:
+    return OpError(
+        f"{function_name(func)} of a ShardedTensor: each rank would draw its own numbers",
+        rank=state.rank,
+        fix="Fill the tensor by torch.nn.init, or take shardwise.sharded_tensor.rand.",
+    )
 
 
 def _announce(func: Any, states: list[State]) -> None:

@@ -84,7 +84,9 @@ def _to_rank(
     max_bytes: int | None,
 ) -> torch.Tensor | None:
     """Casts where that sends fewer bytes; straight into `out` if it has the dtype that travels."""
-    wire = dtype if dtype.itemsize < state.dtype.itemsize else state.dtype
+    # Addends are summed as they are: the sum of what they are cast to is another number.
+    is_cast_first = dtype.itemsize < state.dtype.itemsize and state.layout.pending is None
+    wire = dtype if is_cast_first else state.dtype
     sent = state.map(lambda local: local.detach().to(wire))
     target = replicated(state.layout.shape, (rank,))
     mine = state.rank == rank
@@ -120,8 +122,10 @@ def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> Non
             expected=f"None on all ranks but the one at position {dst} of the group",
             got=f"a {type(out).__name__}",
         )
-    if not isinstance(out, torch.Tensor):
-        raise ArgumentTypeError("out of gather", expected="a torch.Tensor", got=type(out).__name__)
+    if not isinstance(out, torch.Tensor) or hasattr(out, "_state"):
+        raise ArgumentTypeError(
+            "out of gather", rank=state.rank, expected="a plain tensor", got=type(out).__name__
+        )
     if tuple(out.shape) != state.layout.shape:
         raise ArgumentValueError(
             f"Argument ``dst_tensor`` have size {tuple(out.shape)}, but should be "

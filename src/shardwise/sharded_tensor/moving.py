@@ -62,6 +62,8 @@ def _moved(
     if is_same and (process_group is None or process_group is state.process_group):
         return tensor
     changes: dict[str, Any] = {"init_rrefs": state.init_rrefs}
+    if is_same:
+        changes["view_of"] = state.view_of
     if device is not None and state.spec is not None and set(state.devices) != {device}:
         changes["spec"] = on_device(state.spec, state.layout.shape, device.type)
     if process_group is not None:
@@ -148,7 +150,7 @@ def _cuda(
 
 @handles(_Tensor.type_as)
 def _type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor.to(other.dtype)
+    return tensor.to(other.device, other.dtype)
 
 
 @handles(_Tensor.type)

@@ -76,7 +76,10 @@ def _filled(
     layout = state.layout
     if layout.pending is None:
         for shard, box in zip(state.shards, state.boxes, strict=True):
-            fill(shard, box, layout.shape, key)
+            if shard.requires_grad and torch.is_grad_enabled():  # no gradient flows past it
+                shard.copy_(fill(torch.empty_like(shard), box, layout.shape, key))
+            else:
+                fill(shard, box, layout.shape, key)
         return tensor
     pieces = [
         fill(torch.empty(box.shape, dtype=state.dtype, device=state.device), box, layout.shape, key)

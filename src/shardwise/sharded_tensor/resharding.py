@@ -5,18 +5,20 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardwise.comm.differentiable import Exchange, carriers_of, exchange, start
+from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = [
+    "check_one_group",
     "cut_state",
     "replicated",
     "replicated_layout",
@@ -79,6 +81,21 @@ def _job(
     )
 
 
+def check_one_group(what: str, states: Sequence[State]) -> None:
+    """Raises unless all tensors of a call have the same ranks."""
+    first, *others = states
+    for other in others:
+        if other.members is not first.members and set(other.comm.ranks) != set(first.comm.ranks):
+            raise ArgumentValueError(
+                f"{what} of ShardedTensors",
+                rank=first.rank,
+                expected="one process group",
+                got=f"groups of ranks {list(first.comm.ranks)} and {list(other.comm.ranks)}",
+                fix="Bring one into the other's group: shardwise.reshard(st, to, "
+                "process_group=...).",
+            )
+
+
 def replicated_layout(shape: tuple[int, ...], like: State) -> Layout:
     """The layout of a tensor of `shape` that every rank of the group has."""
     return replicated(shape, tuple(sorted(like.comm.ranks)))
@@ -99,9 +116,14 @@ def replicated_state(state: State, *, max_bytes: int | None = None, enters: bool
 def cut_state(full: torch.Tensor, like: State, *, layout: Layout) -> State:
     """A plain tensor that is the same on all ranks, in `layout`: each cuts its own boxes.
 
-    Nothing may be pending in `layout`. The pieces are views.
+    The gradient of `full` is the whole one, on every rank. Nothing may be pending in `layout`. The
+    pieces are views, unless there is a gradient.
     """
     assert layout.pending is None
+    if full.requires_grad and torch.is_grad_enabled():
+        source = replicated_layout(tuple(full.shape), like)
+        there = like.with_carriers([full.to(like.device)], layout=source, spec=None)
+        return reshard_state(there, layout)
     boxes = layout.boxes_of(like.rank)
     pieces = [full[box.slices()].to(like.device) for box in boxes]
     carriers = carriers_of(pieces, dtype=full.dtype, device=like.device)

@@ -17,6 +17,7 @@ from shardwise.arguments import whole_number
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.random import Key
+from shardwise.settings import Setting
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,7 +36,8 @@ class _Stream:
 
 # Module state, because it is the sharded side of torch's own global generator.
 _streams: weakref.WeakKeyDictionary[Communicator, _Stream] = weakref.WeakKeyDictionary()
-_chosen: tuple[int, int | None] = (0, None)  # epoch, seed for all groups
+_CHOSEN: Setting[tuple[int, int | None]]  # epoch, seed for all groups
+_CHOSEN = Setting("shardwise_seed", lambda: (0, None))
 
 
 def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None = None) -> None:
@@ -47,13 +49,12 @@ def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None 
     Groups count their calls apart, so with one seed the first random tensor of each group is the
     same. Groups whose tensors are to differ get seeds of their own.
     """
-    global _chosen
     number = whole_number(seed, "seed", least=-(2**63))
     Key(number)  # which checks its range
     if process_group is not None or simulated_rank.get() is not None:
         _streams[communicator(process_group)] = _Stream(number, epoch=-1)
         return
-    _chosen = (_chosen[0] + 1, number)
+    _CHOSEN.change((_CHOSEN.get()[0] + 1, number))
     _streams.clear()
 
 
@@ -66,8 +67,8 @@ def next_key(members: Communicator, generator: torch.Generator | None = None) ->
     if generator is not None:
         return Key(_from_first(members, generator))
     stream = _streams.get(members)
-    if stream is None or stream.epoch not in (-1, _chosen[0]):
-        epoch, seed = _chosen
+    epoch, seed = _CHOSEN.get()
+    if stream is None or stream.epoch not in (-1, epoch):
         seed = _from_first(members, None) if seed is None else seed
         stream = _streams[members] = _Stream(seed, epoch)
     stream.count += 1

@@ -8,11 +8,11 @@ referenced.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.comm.differentiable import carriers_of, shards_of
 from shardwise.comm.process_group import communicator
-from shardwise.errors import NotInitializedError
+from shardwise.errors import NotInitializedError, OpError
 from shardwise.sharding_spec.describing import spec_of
 
 if TYPE_CHECKING:
@@ -26,9 +26,34 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["GroupLike", "LooseState", "State", "make_state"]
+__all__ = ["GroupLike", "LooseState", "Seen", "State", "check_requires_grad", "make_state"]
 
 GroupLike = "ProcessGroup | Communicator | None"
+
+
+class Seen(NamedTuple):
+    """Local tensors, and how often they had been written when somebody looked.
+
+    [Note: lost views] A view that a gathering function gives (`st[0]`) shows a copy. Writing into
+    it would not reach the tensor, nor does it show what is written into the tensor later: the one
+    is refused, and so is any use of the view after the other.
+    """
+
+    carriers: Carriers
+    version: int
+
+    @classmethod
+    def now(cls, carriers: Carriers) -> Seen:
+        return cls(carriers, _version(carriers))
+
+    @property
+    def has_changed(self) -> bool:
+        return _version(self.carriers) != self.version
+
+
+def _version(carriers: Carriers) -> int:
+    """How often they were written; inference tensors do not count it."""
+    return sum(carrier._version for carrier in carriers if not carrier.is_inference())
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -45,7 +70,7 @@ class State:
     init_rrefs: bool = False
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
-    is_lost_view: bool = False  # whether it shows a gathered copy, so that writing is in vain
+    view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
 
@@ -105,9 +130,13 @@ class State:
             "init_rrefs": False,
             "remote": None,
             "converted_from": None,
-            "is_lost_view": False,
+            "view_of": (),
         }
         return replace(self, carriers=tuple(carriers), **(dropped | changes))
+
+    def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
+        """The same, holding views of the same memory, to which remote references lead as before."""
+        return self.map(fn, init_rrefs=self.init_rrefs, remote=self.remote, view_of=self.view_of)
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
         """The same, holding `fn` of each local tensor, ties included."""
@@ -131,6 +160,24 @@ class LooseState(State):
     @property
     def owners(self) -> tuple[int, ...]:
         return tuple(rank for rank, _ in self.held)
+
+
+def check_requires_grad(layout: Layout, dtype: torch.dtype, rank: int) -> None:
+    """Raises if tensors of this dtype and pending reduction cannot require grad."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise OpError(
+            "requires_grad of a ShardedTensor: only Tensors of floating point and complex dtype "
+            "can require gradients",
+            rank=rank,
+            got=dtype,
+        )
+    if layout.pending not in (None, "sum", "avg"):
+        raise OpError(
+            f"requires_grad of a ShardedTensor with a pending {layout.pending}",
+            rank=rank,
+            expected="nothing, or a sum or avg, to be pending",
+            fix="Reduce it first: shardwise.reshard(st, shardwise.replicate()).",
+        )
 
 
 def make_state(

@@ -48,6 +48,7 @@ __all__ = [
     "ShardedTensorBase",
     "adopt",
     "check_writable",
+    "compute_by_gathering",
     "live_state",
     "register_fallback",
     "user_attributes",
@@ -130,11 +131,7 @@ class ShardedTensorBase(torch.Tensor):
         """Another tensor object on the same memory, with the same attributes."""
         state = self._state
         made = wrap(
-            state.map(
-                lambda local: local.detach().requires_grad_(local.requires_grad),
-                init_rrefs=state.init_rrefs,
-                remote=state.remote,
-            ),
+            state.alias(lambda local: local.detach().requires_grad_(local.requires_grad)),
             type(self),
         )
         for name, value in user_attributes(self).items():
@@ -327,8 +324,7 @@ class ShardedTensor(ShardedTensorBase):
             return custom()
         handler = HANDLERS.get(func)
         if handler is None:
-            tensors = sharded_arguments(args, kwargs, ShardedTensor)
-            return _fallback[0](func, args, kwargs, tensors)
+            return compute_by_gathering(func, args, kwargs)
         return handler(*args, **kwargs)
 
 
@@ -354,6 +350,8 @@ def live_state(tensor: ShardedTensorBase) -> State:
 def _check_usable(tensor: ShardedTensorBase) -> None:
     if tensor._state.is_freed:
         raise _freed(tensor._state)
+    if tensor._state.view_of:
+        _check_fresh(tensor._state)
     if call_plain(_GRAD_FN, (tensor,), {}) is not None:
         raise OpError(
             "a ShardedTensor went through code that its gradients cannot follow",
@@ -367,12 +365,23 @@ def _check_usable(tensor: ShardedTensorBase) -> None:
 
 def check_writable(tensor: ShardedTensor, func: Any) -> None:
     """Raises if what an in-place function writes into the tensor would be lost."""
-    if tensor._state.is_lost_view:
+    if tensor._state.view_of:
         raise OpError(
             f"{function_name(func)} into a view of a ShardedTensor",
             rank=tensor._state.rank,
             got="a view that was gathered: the tensor itself would not change",
             fix="Change the tensor itself, or st.local_shards().",
+        )
+
+
+def _check_fresh(state: State) -> None:
+    """[Note: lost views] in `state.py`."""
+    if any(seen.has_changed for seen in state.view_of):
+        raise OpError(
+            "a view of a ShardedTensor that was written since",
+            rank=state.rank,
+            got="a view that was gathered: it does not show the change",
+            fix="Take the view anew, or st.clone() of it before.",
         )
 
 
@@ -411,6 +420,11 @@ def _custom(
         if _has_custom_op(spec, func):
             return lambda: _dispatch_custom_op(spec, func, types, args, kwargs, group)
     return None
+
+
+def compute_by_gathering(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What torch functions without a handler do, or without one for these arguments."""
+    return _fallback[0](func, args, kwargs, sharded_arguments(args, kwargs, ShardedTensor))
 
 
 _fallback: list[Callable[..., Any]] = []  # one function, which `fallback.py` registers

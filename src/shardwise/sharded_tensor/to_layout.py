@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from shardwise.comm.agreement import agree, heard_by_all
-from shardwise.comm.differentiable import make_tie
+from shardwise.comm.differentiable import make_tie, scale_terms
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, ShardwiseError
 from shardwise.geometry import Layout, check_layout
+from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
+from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.state import State
@@ -159,7 +161,7 @@ def reshard(
         if async_op:
             _check_no_grad("async_op", state)
     if process_group is not None:
-        _check_group(state, target)
+        _check_group(state, target, is_absent=isinstance(x, Absent))
 
     def result(moved: State) -> ShardedTensor:
         if isinstance(out, ShardedTensor):
@@ -218,6 +220,7 @@ def _source(x: object, process_group: ProcessGroup | Communicator | None) -> Sta
             state.carriers,
             members=members,
             process_group=getattr(members, "process_group", None),
+            view_of=state.view_of,
         )
     if not isinstance(x, Absent):
         raise ArgumentTypeError(
@@ -243,15 +246,13 @@ def _source(x: object, process_group: ProcessGroup | Communicator | None) -> Sta
     )
 
 
-def _check_group(state: State, target: Target) -> None:
+def _check_group(state: State, target: Target, *, is_absent: bool) -> None:
     """All ranks of a larger group speak of the same tensor; raises on all if not."""
     members, problem = state.comm, None
     try:
         for layout, what in ((state.layout, "the tensor's layout"), (target.layout, "to")):
             members.ranks.check_members(layout.ranks, what=f"{what} of reshard")
-        if len(state.carriers) > 1 or state.shards:
-            pass
-        elif state.layout.boxes_of(state.rank):
+        if is_absent and state.rank in state.layout.ranks:
             raise ArgumentValueError(
                 "shardwise.absent(...)",
                 rank=state.rank,
@@ -313,17 +314,38 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
         moved = reshard_state(
             state.map(torch.detach), target.layout, spec=target.spec, devices=target.devices
         )
-        grad = None
-        if isinstance(tensor.grad, ShardedTensor):
-            held = tensor.grad._state
-            grad = wrap(reshard_state(held, target.layout.bar, devices=moved.devices))
+        grads = _moved_grads(state, moved)
     for carrier in moved.carriers:
         carrier.requires_grad_(state.requires_grad)
     hooks: list[Hook] = state.hooks
-    after = moved.with_carriers(moved.carriers, spec=spec, init_rrefs=state.init_rrefs)
+    after = moved.with_carriers(moved.carriers, spec=target.spec, init_rrefs=state.init_rrefs)
     adopt(tensor, connect(after))
-    if grad is not None:
-        tensor.grad = grad
+    for carrier, grad in zip(moved.carriers, grads, strict=False):
+        carrier.grad = grad
     for hook in hooks:
         hook.attach(tensor._state)
     return tensor
+
+
+def _moved_grads(state: State, moved: State) -> Sequence[torch.Tensor]:
+    """The gradients of the carriers of `moved`, from those of the same tensor's `state`; or none.
+
+    All ranks ask, since backward may have reached the shards of some of them only.
+    """
+    has_none = all(carrier.grad is None for carrier in state.carriers)
+    if not state.requires_grad or all_ranks(has_none, state):
+        return ()
+    grads = tuple(
+        torch.zeros_like(carrier) if carrier.grad is None else carrier.grad
+        for carrier in state.carriers
+    )
+    grads = scale_terms(grads, state.layout, state.rank, up=True)
+    held = gradient_state(state, grads)
+    assert held is not None
+    found = reshard_state(held, moved.layout.bar, devices=_devices_of_bar(moved))
+    return scale_terms(carriers_for(moved, found), moved.layout, moved.rank, up=False)
+
+
+def _devices_of_bar(state: State) -> tuple[torch.device, ...]:
+    """One device per box of this rank, also where it has several addends of one."""
+    return (state.device,) * len(state.layout.bar.boxes_of(state.rank))

@@ -36,7 +36,7 @@ _STEPS = 32  # about as many exchanges when sources are freed on the way
 class _Move:
     """One tensor and where it goes."""
 
-    name: str
+    name: Any  # the key in a dict, or `[3]` in a list
     tensor: ShardedTensor
     state: State
     target: Target
@@ -77,7 +77,7 @@ def reshard_all(
     terminal, when there are several steps.
     """
     names, listed = _listed(tensors)
-    done: dict[str, Any] = dict(zip(names, listed, strict=True))
+    done: dict[Any, Any] = dict(zip(names, listed, strict=True))
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
     needed = [] if first is None else _agreed_moves(names, listed, specs, first._state.comm)
     if first is not None and needed:
@@ -98,7 +98,7 @@ def reshard_all(
 
 
 def _agreed_moves(
-    names: Sequence[str], tensors: Sequence[Any], specs: Any, members: Communicator
+    names: Sequence[Any], tensors: Sequence[Any], specs: Any, members: Communicator
 ) -> list[_Move]:
     """The moves that change something; all ranks are known to speak of the same ones."""
     problem: Exception | None = None
@@ -116,9 +116,9 @@ def _agreed_moves(
     return [move for move in moves if move.is_needed]
 
 
-def _listed(tensors: object) -> tuple[list[str], list[Any]]:
+def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
     if isinstance(tensors, Mapping):
-        return list(map(str, tensors)), list(tensors.values())
+        return list(tensors), list(tensors.values())
     listed = items(tensors, "tensors of reshard_all", of="ShardedTensors")
     for number, tensor in enumerate(listed):
         if not isinstance(tensor, ShardedTensor):
@@ -130,7 +130,7 @@ def _listed(tensors: object) -> tuple[list[str], list[Any]]:
     return [f"[{number}]" for number in range(len(listed))], listed
 
 
-def _moves(names: Sequence[str], tensors: Sequence[Any], specs: Any) -> list[_Move]:
+def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[_Move]:
     targets = _targets(names, specs)
     found = []
     for name, tensor in zip(names, tensors, strict=True):
@@ -160,7 +160,7 @@ def _moves(names: Sequence[str], tensors: Sequence[Any], specs: Any) -> list[_Mo
     return found
 
 
-def _targets(names: Sequence[str], specs: Any) -> dict[str, Any]:
+def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
     """Name -> where it goes."""
     if isinstance(specs, Mapping):
         strangers = [name for name in specs if name not in names]
@@ -203,7 +203,7 @@ def _run(moves: Sequence[_Move], members: Communicator, max_bytes: int | None) -
                 out=_outputs(move) if len(set(move.target.devices or ())) > 1 else None,
                 dtype=move.state.dtype,
                 device=_device(move),
-                name=move.name,
+                name=str(move.name),
             )
             for move in moves
         ]

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shardwise.settings import forget_settings
 from shardwise.testing.pickling import dumps_result
 
 if TYPE_CHECKING:
@@ -253,6 +254,7 @@ def _enter(task: Task, settings: _TorchSettings) -> None:
     # multiprocessing made this the ranks' own: forkserver, which cannot send code of `__main__`.
     multiprocessing.set_start_method(task.start_method, force=True)
     settings.restore()
+    forget_settings()
     torch.set_num_threads(1)  # the ranks share the cores
     # Ranks forked from one server would draw the same numbers.
     torch.seed()
