@@ -173,16 +173,17 @@ def _check_sliced(results: Sequence[list[list[torch.Tensor]]]) -> None:
                 assert all(torch.equal(held[0][0], held[rank][0]) for rank in held)
 
 
-def test_a_batch_takes_the_memory_of_few_slices() -> None:
-    source, target = _layout("chunk(0)", (96, 64)), _layout("chunk(1)", (96, 64))
-    plan = plan_reshard(source, target, 4)
+def test_batches_take_the_memory_of_few_slices() -> None:
+    shapes = [(96, 64), (96, 63), (93, 64)]  # of which each is a batch of its own
+    plans = [plan_reshard(_layout("chunk(0)", s), _layout("chunk(1)", s), 4) for s in shapes]
 
     def peak(rank: int) -> int:
-        transfers = [Transfer(plan, random_shards(source)[rank])] * 2048
+        held = [random_shards(plan.source)[rank] for plan in plans]
+        transfers = [Transfer(*both) for both in zip(plans, held, strict=True) for _ in range(700)]
         return peak_tensor_bytes(lambda: execute_all(transfers))
 
-    outputs = 2048 * plan.output_bytes[0]  # 16 MiB
-    for found in simulate(peak, 3).results:
+    for rank, found in enumerate(simulate(peak, 3).results):
+        outputs = 700 * sum(plan.output_bytes[rank] for plan in plans)  # 16 MiB
         # Two slices: their shards and outputs, and what they send and receive.
         assert outputs < found <= outputs + 2 * 4 * (2 << 20)
 

@@ -38,25 +38,33 @@ _SLICE_ELSEWHERE = 1 << 25  # on a GPU what costs is the number of calls
 
 
 class _Staging:
-    """Memory that slices use in turns. [Note: slices]"""
+    """Memory that the slices of a batch use in turns. [Note: slices]"""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, num_slices: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._num_to_come = num_slices
         self._dtype, self._device = dtype, device
         self._free: dict[tuple[int, ...], list[torch.Tensor]] = {}
+
+    def enter(self) -> None:
+        """Every slice does, before it takes anything; what is free at the last goes."""
+        self._num_to_come -= 1
+        if not self._num_to_come:
+            self._free.clear()
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
         free = self._free.get(shape)
         return free.pop() if free else torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def give_back(self, tensors: Sequence[torch.Tensor]) -> None:
-        for tensor in tensors:
-            self._free.setdefault(tensor.shape, []).append(tensor)
+        if self._num_to_come:
+            for tensor in tensors:
+                self._free.setdefault(tensor.shape, []).append(tensor)
 
 
 class Batch:
     """Some transfers of one plan and dtype as one load, with a leading dim for the tensors.
 
-    Holds memory from `fill` to `hand_out` only, and what is staged until the last slice is over.
+    Holds memory from `fill` to `hand_out` only.
     """
 
     __slots__ = (
@@ -91,10 +99,11 @@ class Batch:
         self.shards: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
         self._messages: list[torch.Tensor] = []
-        self._staging: _Staging | None = staging
+        self._staging = staging
 
     def fill(self) -> None:
         """Stacks the shards."""
+        self._staging.enter()
         held = [self._group.shards[number] for number in self.numbers]
         for column, shape in zip(zip(*held, strict=True), self.known.shapes.source, strict=True):
             there = column if self._is_usual else [shard.to(self._wire) for shard in column]
@@ -115,7 +124,6 @@ class Batch:
         return self._messages[-1]
 
     def _take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        assert self._staging is not None
         return self._staging.take(self.lead + shape)
 
     def hand_out(self, results: list[list[torch.Tensor]]) -> None:
@@ -130,11 +138,9 @@ class Batch:
                 results[number] = self._new_outputs(number)
             for k, stack in enumerate(self.outputs):
                 foreach_copy([results[number][k] for number in self.numbers], list(stack.unbind(0)))
-        assert self._staging is not None
         for staged in (self.shards, self.outputs, self._messages):
             self._staging.give_back(staged)
             staged.clear()
-        self._staging = None
 
     def _new_outputs(self, number: int) -> list[torch.Tensor]:
         load = self._group.loads.get(number)
@@ -157,11 +163,9 @@ def batched(groups: Sequence[Alike], members: Communicator) -> list[list[Load | 
             continue
         room = _SLICE if members.wire_device.type == "cpu" else _SLICE_ELSEWHERE
         most = max(room // max(bytes_held(group.plan), 1), FEWEST)
-        staging = _Staging(group.dtype, members.wire_device)
-        batches = [
-            Batch(group, numbers[start : start + most], staging, members)
-            for start in range(0, len(numbers), most)
-        ]
+        parts = [numbers[start : start + most] for start in range(0, len(numbers), most)]
+        staging = _Staging(len(parts), group.dtype, members.wire_device)
+        batches = [Batch(group, part, staging, members) for part in parts]
         if len(batches) == 1:
             others += batches
         else:
