@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
 import shardwise
 from shardwise.comm import Transfer, communicator, execute_all
+from shardwise.comm.alike import sort_out
 from shardwise.comm.batch import Batch, batched
-from shardwise.comm.load import load_of
+from shardwise.comm.checks import set_check
 from shardwise.comm.simulate import simulate
+from shardwise.errors import ShardwiseError
 from shardwise.testing.memory import peak_tensor_bytes
 from shardwise.testing.tensors import assemble, random_shards
 from shardwise.transfer import TransferPlan, plan_reshard
@@ -19,7 +21,6 @@ from shardwise.transfer import TransferPlan, plan_reshard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.comm.load import Load
     from shardwise.geometry import Layout
 
 SHAPE = (6, 10)
@@ -87,33 +88,35 @@ def test_results_of_a_batch_own_their_memory() -> None:
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def _loads(layout: Layout, count: int, dtype: torch.dtype = torch.float32) -> list[Load]:
+def _unmoved(layout: Layout, count: int, dtype: torch.dtype = torch.float32) -> list[Transfer]:
     plan = plan_reshard(layout, layout, dtype.itemsize)
     shards = [torch.zeros(box.shape, dtype=dtype) for box in layout.boxes_of(0)]
-    return [load_of(Transfer(plan, shards), communicator()) for _ in range(count)]
+    return [Transfer(plan, shards) for _ in range(count)]
 
 
-def _sizes(listed: Sequence[Load | Batch]) -> list[int]:
-    return [len(item.loads) if isinstance(item, Batch) else 1 for item in listed]
+def _exchanges(transfers: list[Transfer]) -> list[list[int]]:
+    """How many tensors move as one, by exchange."""
+    members = communicator()
+    return [
+        [len(item.numbers) if isinstance(item, Batch) else 1 for item in listed]
+        for listed in batched(sort_out(transfers, members), members)
+    ]
 
 
 def test_only_small_tensors_of_one_plan_and_dtype_are_batched() -> None:
     def look(rank: int) -> None:
         small, other = _layout("chunk(0)"), _layout("chunk(1)")
         large = _layout("replicate()", (1 << 8, 1 << 7))
-        listed = _loads(small, 4) + _loads(other, 3) + _loads(small, 5, torch.int32)
-        (together,) = batched(listed + _loads(large, 6), communicator())
-        assert _sizes(together) == [4, *[1] * 3, 5, *[1] * 6]
+        listed = _unmoved(small, 4) + _unmoved(other, 3) + _unmoved(small, 5, torch.int32)
+        assert _exchanges(listed + _unmoved(large, 6)) == [[4, *[1] * 3, 5, *[1] * 6]]
 
     simulate(lambda rank: look(rank) if rank == 0 else None, 3)
 
 
 def test_large_batches_go_in_slices_one_after_the_other() -> None:
     def look(rank: int) -> None:
-        listed = _loads(_layout("replicate()", WIDE), 72) + _loads(_layout("chunk(0)"), 4)
-        *slices, others = batched(listed, communicator())
-        assert [_sizes(listed) for listed in slices] == [[32], [32], [8]]
-        assert _sizes(others) == [4]
+        listed = _unmoved(_layout("replicate()", WIDE), 72) + _unmoved(_layout("chunk(0)"), 4)
+        assert _exchanges(listed) == [[32], [32], [8], [4]]
 
     simulate(lambda rank: look(rank) if rank == 0 else None, 3)
 
@@ -170,16 +173,17 @@ def _check_sliced(results: Sequence[list[list[torch.Tensor]]]) -> None:
                 assert all(torch.equal(held[0][0], held[rank][0]) for rank in held)
 
 
-def test_a_batch_takes_the_memory_of_few_slices() -> None:
-    source, target = _layout("chunk(0)", (96, 64)), _layout("chunk(1)", (96, 64))
-    plan = plan_reshard(source, target, 4)
+def test_batches_take_the_memory_of_few_slices() -> None:
+    shapes = [(96, 64), (96, 63), (93, 64)]  # of which each is a batch of its own
+    plans = [plan_reshard(_layout("chunk(0)", s), _layout("chunk(1)", s), 4) for s in shapes]
 
     def peak(rank: int) -> int:
-        transfers = [Transfer(plan, random_shards(source)[rank])] * 2048
+        held = [random_shards(plan.source)[rank] for plan in plans]
+        transfers = [Transfer(*both) for both in zip(plans, held, strict=True) for _ in range(700)]
         return peak_tensor_bytes(lambda: execute_all(transfers))
 
-    outputs = 2048 * plan.output_bytes[0]  # 16 MiB
-    for found in simulate(peak, 3).results:
+    for rank, found in enumerate(simulate(peak, 3).results):
+        outputs = 700 * sum(plan.output_bytes[rank] for plan in plans)  # 16 MiB
         # Two slices: their shards and outputs, and what they send and receive.
         assert outputs < found <= outputs + 2 * 4 * (2 << 20)
 
@@ -207,3 +211,121 @@ def test_no_tensors_are_no_exchange() -> None:
     simulation = simulate(lambda rank: execute_all([]), 3)
     assert simulation.results == [[], [], []]
     assert simulation.traffic.total_bytes == 0
+
+
+ODD = ["out", "device", "tuple", "strided", "grad", "parameter", "conjugate", "plan"]
+
+
+def _with_odd_ones(rank: int, odd_rank: int) -> list[list[torch.Tensor]]:
+    """On one rank there is something special about every seventh of many transfers."""
+    source, target = _layout("block_cyclic(0, 1)", (6, 8)), _layout("block_cyclic(1, 2)", (6, 8))
+    plan = plan_reshard(source, target, 8)
+    transfers = []
+    for number in range(7 * len(ODD)):
+        shards: Sequence[torch.Tensor] = random_shards(source, torch.complex64, seed=number)[rank]
+        transfer = Transfer(plan, shards)
+        kind = ODD[number // 7] if number % 7 == 3 and rank == odd_rank else ""
+        if kind == "out":
+            boxes = target.boxes_of(rank)
+            transfer = transfer._replace(
+                out=[torch.zeros(box.shape[::-1], dtype=torch.complex64).t() for box in boxes]
+            )
+        elif kind == "device":
+            transfer = transfer._replace(device="cpu")
+        elif kind == "tuple":
+            transfer = transfer._replace(shards=tuple(shards))
+        elif kind == "plan":
+            transfer = transfer._replace(plan=TransferPlan(source, target, 8))
+        elif kind:
+            transfer = transfer._replace(shards=[_same_values(shard, kind) for shard in shards])
+        transfers.append(transfer)
+    results = execute_all(transfers)
+    for transfer, result in zip(transfers, results, strict=True):
+        for tensor in result:
+            assert not tensor.requires_grad
+            assert not tensor.is_conj()
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        if transfer.out is not None:
+            assert [t.data_ptr() for t in result] == [t.data_ptr() for t in transfer.out]
+    return results
+
+
+def _same_values(shard: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "strided":
+        return shard.t().contiguous().t()
+    if kind == "grad":
+        return shard.requires_grad_()
+    if kind == "parameter":
+        return torch.nn.Parameter(shard)
+    assert kind == "conjugate"
+    return shard.conj().resolve_conj().conj()
+
+
+@pytest.mark.parametrize("odd_rank", [0, 2])
+def test_what_is_special_on_one_rank_does_not_show(odd_rank: int) -> None:
+    results = simulate(_with_odd_ones, 3, odd_rank).results
+    source, target = _layout("block_cyclic(0, 1)", (6, 8)), _layout("block_cyclic(1, 2)", (6, 8))
+    for number in range(7 * len(ODD)):
+        found = assemble(target, {rank: held[number] for rank, held in enumerate(results)})
+        expected = assemble(source, random_shards(source, torch.complex64, seed=number))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_sliced_batches_of_several_shards_on_some_ranks_only() -> None:
+    shape = (64, 64)
+    source = _layout("block_cyclic(0, 8, ranks=[0, 2])", shape)
+    target = _layout("block_cyclic(1, 5, ranks=[2, 1])", shape)
+    plan = plan_reshard(source, target, 4)
+
+    def move(rank: int) -> list[list[torch.Tensor]]:
+        held = [random_shards(source, seed=k).get(rank, []) for k in range(400)]
+        assert len(_exchanges([Transfer(plan, shards, None, torch.float32) for shards in held])) > 1
+        return execute_all([Transfer(plan, shards, None, torch.float32) for shards in held])
+
+    results = simulate(move, 3).results
+    assert all(tensors == [] for tensors in results[0])
+    assert len({id(tensors) for tensors in results[0]}) == 400
+    for k in range(400):
+        found = assemble(target, {rank: held[k] for rank, held in enumerate(results)})
+        torch.testing.assert_close(found, assemble(source, random_shards(source, seed=k)))
+
+
+WRONG: dict[str, object] = {
+    "shapes": [torch.zeros(2, 9)],
+    "shards": [None],
+    "a list of tensors": torch.zeros(2, 10),
+    "one for each box": [],
+    "dtype": [torch.zeros(2, 10, dtype=torch.float64)],
+    "dense": [torch.zeros(2, 10).to_sparse()],
+    "with data": [torch.zeros(2, 10, device="meta")],
+}
+
+
+def _with_a_wrong_one(rank: int, words: str, wrong_ranks: Sequence[int]) -> str:
+    source, target = _layout("chunk(0)"), _layout("chunk(1)")
+    plan = plan_reshard(source, target, 4)
+    transfers = [
+        Transfer(plan, random_shards(source, seed=k)[rank], name=f"w{k}") for k in range(100)
+    ]
+    execute_all(transfers)
+    if rank in wrong_ranks:
+        transfers[57] = transfers[57]._replace(shards=cast("list[torch.Tensor]", WRONG[words]))
+    with pytest.raises(ShardwiseError) as caught:
+        execute_all(transfers)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_tensor_among_many_stops_all_ranks(words: str) -> None:
+    with set_check("debug"):
+        found = simulate(_with_a_wrong_one, 3, words, [1]).results
+    assert all("w57" in message for message in found)
+    assert words in found[1]
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_tensor_among_many_is_found_before_anything_moves(words: str) -> None:
+    simulation = simulate(_with_a_wrong_one, 3, words, range(3))
+    assert all("w57" in message and words in message for message in simulation.results)
+    plan = plan_reshard(_layout("chunk(0)"), _layout("chunk(1)"), 4)
+    assert simulation.traffic.total_bytes == 100 * plan.total_bytes  # of the first, right call

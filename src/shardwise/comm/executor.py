@@ -17,12 +17,13 @@ import torch
 
 from shardwise._torch_compat import foreach_copy
 from shardwise.comm.agreement import agree
+from shardwise.comm.alike import sort_out
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import should_check
 from shardwise.comm.communicator import Flight
 from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
 from shardwise.comm.load_check import check_apart, check_list
-from shardwise.comm.lowering import COLLECTIVES, lower, pattern_of
+from shardwise.comm.lowering import lower
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
@@ -102,35 +103,34 @@ def start_all(
     """
     members = communicator(group)
     problem = None
-    loads: list[Load] = []
-    work = _Work()
+    work = _Work([])
     try:
         check_list(transfers, members.rank)
-        for transfer in transfers:
-            loads.append(load_of(transfer, members))
+        work = _divide(transfers, max_bytes, members)
         if any([transfer.out is not None for transfer in transfers]):
             check_apart(transfers, members.rank)
-        work = _divide(loads, max_bytes, members)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
-    flying = _overlap([_exchange(program, lot, members) for program, lot in work.exchanges])
+    flying = _overlap(
+        [_exchange(program, lot, work.results, members) for program, lot in work.exchanges]
+    )
     lower(work.by_collective, members)
-    return Started(flying, loads)
+    return Started(flying, work.results)
 
 
 class Started:
     """An exchange under way."""
 
-    def __init__(self, flying: Iterator[None], loads: Sequence[Load]) -> None:
+    def __init__(self, flying: Iterator[None], results: list[list[torch.Tensor]]) -> None:
         self._flying = flying
-        self._loads = loads
+        self._results = results
 
     def wait(self) -> list[list[torch.Tensor]]:
         """Every transfer's local tensors, once all have landed; at every call the same."""
         next(self._flying, None)
-        return [load.outputs for load in self._loads]
+        return self._results
 
 
 class _Unpacking(NamedTuple):
@@ -145,28 +145,33 @@ _Flying = tuple[Flight, list[_Unpacking]]
 
 
 class _Work(NamedTuple):
-    """Loads by how they are carried out."""
+    """Transfers by how they are carried out."""
 
+    results: list[list[torch.Tensor]]  # of all of them, in their order; batches make theirs last
     exchanges: Sequence[tuple[RankProgram, Loads]] = ()  # one after the other
     by_collective: Sequence[Load] = ()
 
 
-def _divide(loads: Sequence[Load], max_bytes: int | None, members: Communicator) -> _Work:
+def _divide(transfers: Sequence[Transfer], max_bytes: int | None, members: Communicator) -> _Work:
     """Collectives for the transfers that are one, messages for the others, in batches.
 
     Under a cap: messages as they are. What is not in a batch gets its outputs.
     """
-    by_collective: list[Load] = []
-    others: Sequence[Load] = loads
-    if max_bytes is None and COLLECTIVES.get(members.backend):
-        by_collective = [load for load in loads if pattern_of(load, members) is not None]
-        others = [load for load in loads if pattern_of(load, members) is None]
-    together = batched(others, members) if max_bytes is None else [list(others)]
-    work = _Work([(_program(lot, max_bytes, members), lot) for lot in together], by_collective)
-    for load in itertools.chain(by_collective, *together):
-        if isinstance(load, Load):
-            load.make_outputs()
-    return work
+    if max_bytes is not None:
+        loads = [load_of(transfer, members) for transfer in transfers]
+        results = [load.make_outputs() for load in loads]
+        return _Work(results, [(_program(loads, max_bytes, members), loads)])
+    groups = sort_out(transfers, members)
+    results = [[] for _ in transfers]
+    for group in groups:
+        if not group.is_batched:
+            for number, load in group.loads.items():
+                results[number] = load.make_outputs()
+    together = batched([group for group in groups if not group.by_collective], members)
+    exchanges = [(_program(lot, None, members), lot) for lot in together]
+    lowered = [group for group in groups if group.by_collective]
+    by_collective = [group.loads[number] for group in lowered for number in group.numbers]
+    return _Work(results, exchanges, by_collective)
 
 
 def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
@@ -183,11 +188,13 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     return flying
 
 
-def _exchange(program: RankProgram, loads: Loads, members: Communicator) -> Iterator[None]:
+def _exchange(
+    program: RankProgram, loads: Loads, results: list[list[torch.Tensor]], members: Communicator
+) -> Iterator[None]:
     """Stops once, where the messages of its last round fly."""
     batches = [load for load in loads if isinstance(load, Batch)]
     for batch in batches:
-        batch.fill(members.wire_device)
+        batch.fill()
     rounds = _rounds(program, loads, members)
     for round_ in rounds[:-1]:
         _land(round_, _launch(round_, loads, members), loads)
@@ -196,7 +203,7 @@ def _exchange(program: RankProgram, loads: Loads, members: Communicator) -> Iter
         yield
         _land(round_, flying, loads)
     for batch in batches:
-        batch.hand_out()
+        batch.hand_out(results)
 
 
 def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:
@@ -251,7 +258,7 @@ def _launch(round_: Round, loads: Loads, members: Communicator) -> _Flying:
     for message in round_.sends:
         single = message.single
         if single is not None and loads[single[0]].is_on_wire:
-            flight.send(message.peer, loads[single[0]].at(single[1]).contiguous())
+            flight.send(message.peer, loads[single[0]].packed(single[1]))
         else:
             flight.send(message.peer, _packed(message, loads, wire))
     flight.launch()
@@ -305,8 +312,7 @@ def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Ten
     # One for each message: the allocator reuses small ones, whose pages are warm.
     if len(message.parts) == 1:
         part = message.parts[0]
-        load = loads[part.tensor]
-        return torch.empty((*load.lead, *part.shape), dtype=load.dtype, device=wire)
+        return loads[part.tensor].room(part.shape, wire)
     return torch.empty(message.nbytes, dtype=torch.uint8, device=wire)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
-__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "usual_load"]
+__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "new_tensors", "usual_load"]
 
 
 class Transfer(NamedTuple):
@@ -59,17 +59,29 @@ class Load:
         self.is_on_wire = is_on_wire  # whether all local tensors are where messages leave
         self.outputs: list[torch.Tensor] = []
 
-    def make_outputs(self) -> None:
-        """Makes them, unless they were given."""
+    def make_outputs(self) -> list[torch.Tensor]:
+        """The outputs, which are made now unless they were given."""
         if self.device is not None:
-            self.outputs = [
-                torch.empty(shape, dtype=self.dtype, device=self.device)
-                for shape in self.known.shapes.target
-            ]
+            self.outputs = new_tensors(self.known.shapes.target, self.dtype, self.device)
+        return self.outputs
 
     def at(self, place: Place) -> torch.Tensor:
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
         return shard if place.region is None else shard[place.region]
+
+    def packed(self, place: Place) -> torch.Tensor:
+        """A message of the box there."""
+        return self.at(place).contiguous()
+
+    def room(self, shape: tuple[int, ...], wire: torch.device) -> torch.Tensor:
+        """Memory for a message of one box."""
+        return torch.empty(shape, dtype=self.dtype, device=wire)
+
+
+def new_tensors(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
 
 
 def load_of(transfer: Transfer, members: Communicator) -> Load:
@@ -131,8 +143,8 @@ def new_outputs(
     """Outputs for shards that are as usual."""
     if shards:  # whose dtype and device they get, which is quicker than to say it
         return [shards[0].new_empty(shape) for shape in known.shapes.target]
-    dtype = known.usual_dtype
-    return [torch.empty(shape, dtype=dtype, device=wire) for shape in known.shapes.target]
+    assert known.usual_dtype is not None
+    return new_tensors(known.shapes.target, known.usual_dtype, wire)
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:
