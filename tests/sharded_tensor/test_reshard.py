@@ -282,7 +282,8 @@ def test_wrong_calls_say_what_is_wrong_on_every_rank() -> None:
 
 def _keys(_: int) -> None:
     x = sharded_tensor.ones(shardwise.chunk(0), 4, 6)
-    found = shardwise.reshard_all({0: x, "0": x.clone(), None: 7}, {0: shardwise.chunk(1)})
+    many: Any = {0: x, "0": x.clone(), None: 7}
+    found = shardwise.reshard_all(many, {0: shardwise.chunk(1)})
     assert list(found) == [0, "0", None]
     assert found[0].local_tensor().shape == (4, 3)
     assert found["0"].local_tensor().shape == (2, 6)

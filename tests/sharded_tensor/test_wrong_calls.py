@@ -25,7 +25,8 @@ def rows(**options: Any) -> Any:
 
 def _factories(rank: int) -> None:
     here = shardwise.on_rank(0)  # the other ranks have nothing to make, and nothing to fail at
-    zeros = sharded_tensor.zeros
+    zeros: Any = sharded_tensor.zeros
+    from_callback: Any = shardwise.from_callback
     wrong: dict[str, Callable[[], object]] = {
         r"got device.*The spec says the devices": lambda: zeros(here, 4, device="cpu"),
         r"one of dtype, .*got colour": lambda: zeros(here, 4, colour="red"),
@@ -45,7 +46,7 @@ def _factories(rank: int) -> None:
         r"got device|failed on other ranks.*got device": lambda: zeros(
             here, 4, **({"device": "cpu"} if rank else {})
         ),
-        r"size has to be|failed on other ranks.*size has to be": lambda: shardwise.from_callback(
+        r"size has to be|failed on other ranks.*size has to be": lambda: from_callback(
             here, "ab" if rank else (4, 3), lambda index: FULL[index]
         ),
     }
@@ -74,6 +75,12 @@ def _local_rows(rank: int) -> None:
         wrong(torch.eye(2).to_sparse() if rank else torch.eye(2), r"Only torch.strided")
         wrong(rows(), r"\[rank .\] x of as_local_rows.*got ShardedTensor")
         assert shardwise.as_local_rows(torch.ones(rank, 3)).shape == (1, 3)
+    told = [2, 3] if rank else [2, 2]
+    with (
+        shardwise.set_check("debug", timeout=5),
+        pytest.raises(ShardwiseError, match="expected 3 rows, as sizes say, got 2"),
+    ):
+        shardwise.as_local_rows(torch.ones(2, 3), sizes=told)
     with pytest.raises(ShardwiseError, match=rf"\[rank {rank}\] x of as_replicated.*Only"):
         shardwise.as_replicated(torch.eye(2).to_sparse())
 
@@ -116,9 +123,9 @@ def test_comparing_raises_on_all_ranks_or_on_none() -> None:
 def _plain(rank: int) -> None:
     x, plain = rows(), torch.zeros(4, 3)
     number = shardwise.as_replicated(torch.tensor(2.0))
-    with pytest.raises(RuntimeError, match=r"copy_ of a plain tensor.*full_tensor"):
+    with pytest.raises(RuntimeError, match=r"copy_ of a ShardedTensor into a plain.*full_tensor"):
         plain.copy_(x)
-    with pytest.raises(RuntimeError, match=r"fill_ of a plain tensor.*item"):
+    with pytest.raises(RuntimeError, match=r"fill_ of a ShardedTensor into a plain.*item"):
         plain.fill_(number)
     with pytest.raises(ValueError, match=r"fill_ of a ShardedTensor.*0-d tensor.*copy_"):
         x.fill_(torch.ones(2))
@@ -136,7 +143,7 @@ def _pending(rank: int) -> None:
     """Sums are cast, not their addends."""
     half = _PartialTensor(torch.full((2,), 0.5))
     for dtype, value in ((torch.int16, 1), (torch.bool, True), (torch.float16, 1.0)):
-        found = half.gather(0, dtype=dtype)
+        found: Any = half.gather(0, dtype=dtype)
         assert found is None if rank else torch.equal(found, torch.full((2,), value, dtype=dtype))
     big = _PartialTensor(torch.full((2,), 7e4 if rank else -6e4))
     found = big.gather(1, dtype=torch.float16)
@@ -145,6 +152,22 @@ def _pending(rank: int) -> None:
 
 def test_a_pending_sum_is_cast_after_it_is_summed() -> None:
     shardwise.run_local(_pending, 2)
+
+
+def _seeds(rank: int) -> None:
+    spec = shardwise.replicate()
+    with shardwise.set_check("always", timeout=5):
+        shardwise.manual_seed(rank)
+        with pytest.raises(ValueError, match=r"ranks differ in seed \(rank 0: 0; rank 1: 1\)"):
+            sharded_tensor.rand(spec, 2)
+        shardwise.manual_seed(5)
+        sharded_tensor.rand(spec, 2)
+        with pytest.raises(ValueError, match="ranks differ in seed"):
+            shardwise.manual_seed(rank, process_group=dist.group.WORLD)
+
+
+def test_seeds_that_differ_do_not_make_replicas_differ() -> None:
+    shardwise.run_local(_seeds, 2, timeout=30)
 
 
 def _absent(rank: int) -> None:

@@ -154,8 +154,11 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     _check_sharded(
         tensor, "copy_", fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor())."
     )
-    check_writable(tensor, _Tensor.copy_)
     state = tensor._state
+    if state.reshaped_from is not None:
+        state.reshaped_from.copy_(source.expand(tensor.shape).reshape(state.reshaped_from.shape))
+        return tensor
+    check_writable(tensor, _Tensor.copy_)
     if isinstance(source, ShardedTensor):
         check_one_group("copy_", [state, source._state])
     values = _in_layout_of(state, source)
@@ -169,7 +172,7 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
 def _check_sharded(tensor: object, what: str, *, fix: str) -> None:
     """Raises if a plain tensor is to take what belongs to a sharded one."""
     if not isinstance(tensor, ShardedTensor):
-        raise OpError(f"{what} of a plain tensor with a ShardedTensor", fix=fix)
+        raise OpError(f"{what} of a ShardedTensor into a plain tensor", fix=fix)
 
 
 def _in_layout_of(state: State, source: torch.Tensor) -> State:
@@ -298,7 +301,10 @@ def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTenso
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
         return wrap(tensor._state.alias(lambda local: local.view_as(local)))
-    return tensor.view(other.shape)
+    made = tensor.view(other.shape)
+    if isinstance(made, ShardedTensor) and made._state.view_of:
+        made._state.reshaped_from = tensor  # `torch.nn.init.orthogonal_` writes by it
+    return made
 
 
 @handles(torch._has_compatible_shallow_copy_type)

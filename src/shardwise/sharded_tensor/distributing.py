@@ -228,11 +228,7 @@ def as_local_rows(
     16 bytes each, and compare the rest of the shape. Gradients flow back to `x`.
     """
     members = communicator(process_group)
-    if sizes is None:
-        counts = _row_counts(x, members)
-    else:
-        _check_rows(x, members)
-        counts = _checked_counts(x, sizes, members)
+    counts = _row_counts(x, members) if sizes is None else _told_counts(x, sizes, members)
     return wrap(make_state(_rows(tuple(x.shape[1:]), counts, members), [x], group=members))
 
 
@@ -242,6 +238,19 @@ def _check_rows(x: torch.Tensor, members: Communicator) -> None:
         raise ArgumentValueError(
             "x of as_local_rows", rank=members.rank, expected="at least one dim", got="a 0-d tensor"
         )
+
+
+def _told_counts(x: torch.Tensor, sizes: object, members: Communicator) -> tuple[int, ...]:
+    """The row counts that the caller says; compared in "debug" only, since nothing is exchanged."""
+    problem: Exception | None = None
+    counts: tuple[int, ...] = ()
+    try:
+        _check_rows(x, members)
+        counts = _checked_counts(x, sizes, members)
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    agree("as_local_rows", {"sizes": counts}, group=members, hot=True, problem=problem)
+    return counts
 
 
 def _checked_counts(x: torch.Tensor, sizes: object, members: Communicator) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise.arguments import whole_number
+from shardwise.comm.agreement import agree
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.random import Key
@@ -43,8 +44,9 @@ _CHOSEN = Setting("shardwise_seed", lambda: (0, None))
 def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None = None) -> None:
     """Starts the random numbers of sharded tensors anew; of one group only if it is given.
 
-    All ranks call it with the same seed. Without it the seed is that of torch's own generator on
-    the group's first rank, asked for once, at the first random call.
+    All ranks call it with the same seed, which the next random call compares. Without it the seed
+    is that of torch's own generator on the group's first rank, asked for once, at the first random
+    call.
 
     Groups count their calls apart, so with one seed the first random tensor of each group is the
     same. Groups whose tensors are to differ get seeds of their own.
@@ -52,7 +54,9 @@ def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None 
     number = whole_number(seed, "seed", least=-(2**63))
     Key(number)  # which checks its range
     if process_group is not None or simulated_rank.get() is not None:
-        _streams[communicator(process_group)] = _Stream(number, epoch=-1)
+        members = communicator(process_group)
+        agree("manual_seed", {"seed": number}, group=members)
+        _streams[members] = _Stream(number, epoch=-1)
         return
     _CHOSEN.change((_CHOSEN.get()[0] + 1, number))
     _streams.clear()
@@ -61,15 +65,18 @@ def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None 
 def next_key(members: Communicator, generator: torch.Generator | None = None) -> Key:
     """The key of this random call of the group. All ranks ask, in the same order.
 
-    Communicates only when the group's seed has to be asked for, or a `generator` is given: then
-    the key is one draw from it on the group's first rank.
+    Communicates only when the group's seed has to be asked for or compared, or a `generator` is
+    given: then the key is one draw from it on the group's first rank.
     """
     if generator is not None:
         return Key(_from_first(members, generator))
     stream = _streams.get(members)
     epoch, seed = _CHOSEN.get()
     if stream is None or stream.epoch not in (-1, epoch):
-        seed = _from_first(members, None) if seed is None else seed
+        if seed is None:
+            seed = _from_first(members, None)
+        else:
+            agree("the first random call after manual_seed", {"seed": seed}, group=members)
         stream = _streams[members] = _Stream(seed, epoch)
     stream.count += 1
     return Key(stream.seed, stream.count - 1)

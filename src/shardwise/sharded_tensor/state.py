@@ -71,6 +71,7 @@ class State:
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
+    reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
 
@@ -131,6 +132,7 @@ class State:
             "remote": None,
             "converted_from": None,
             "view_of": (),
+            "reshaped_from": None,
         }
         return replace(self, carriers=tuple(carriers), **(dropped | changes))
 
