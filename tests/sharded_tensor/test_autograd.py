@@ -178,7 +178,7 @@ def test_stock_optimizers_train_as_on_the_full_tensor() -> None:
     shardwise.run_local(_trained, 2)
 
 
-def _checkpointed(_: int) -> None:
+def _checkpointed(rank: int) -> None:
     shardwise.implicit_comm("allow")
     x = leaf(shardwise.on_rank(0))
 
@@ -188,6 +188,16 @@ def _checkpointed(_: int) -> None:
 
     checkpoint(run, x, use_reentrant=False).full_tensor().pow(2).sum().backward()
     assert torch.equal(x.grad, 8 * FULL)
+
+    # Only rank 0 saves a tensor for backward; the others still recompute with it.
+    def run_by_rank(x: Any) -> Any:
+        local = shardwise.reshard(x, shardwise.chunk(0)).local_tensor()
+        own = local.pow(2) if rank == 0 else local.view_as(local)
+        return shardwise.reshard(shardwise.as_local_rows(own, [2, 2]), shardwise.chunk(1))
+
+    x = leaf(shardwise.chunk(1))
+    checkpoint(run_by_rank, x, use_reentrant=False).full_tensor().sum().backward()
+    assert torch.equal(x.grad, torch.cat([2 * FULL[:2], torch.ones(2, 3)]))
 
 
 def test_checkpointing_recomputes_where_a_rank_holds_nothing() -> None:

@@ -327,11 +327,14 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
     return tensor
 
 
-def _moved_grads(state: State, moved: State) -> Sequence[torch.Tensor]:
+def _moved_grads(state: State, moved: State) -> Sequence[torch.Tensor | None]:
     """The gradients of the carriers of `moved`, from those of the same tensor's `state`; or none.
 
     All ranks ask, since backward may have reached the shards of some of them only.
     """
+    if moved.layout == state.layout:  # every rank has its own
+        held = [carrier.grad for carrier in state.carriers]
+        return [None if grad is None else grad.to(moved.device) for grad in held]
     has_none = all(carrier.grad is None for carrier in state.carriers)
     if not state.requires_grad or all_ranks(has_none, state):
         return ()
@@ -340,9 +343,9 @@ def _moved_grads(state: State, moved: State) -> Sequence[torch.Tensor]:
         for carrier in state.carriers
     )
     grads = scale_terms(grads, state.layout, state.rank, up=True)
-    held = gradient_state(state, grads)
-    assert held is not None
-    found = reshard_state(held, moved.layout.bar, devices=_devices_of_bar(moved))
+    full = gradient_state(state, grads)
+    assert full is not None
+    found = reshard_state(full, moved.layout.bar, devices=_devices_of_bar(moved))
     return scale_terms(carriers_for(moved, found), moved.layout, moved.rank, up=False)
 
 
