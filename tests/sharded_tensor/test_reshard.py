@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.tensor import wrap
+from shardwise.testing.memory import peak_growth
 from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
 
@@ -135,6 +138,64 @@ def test_many_tensors_move_in_one_exchange_or_in_steps_that_free_their_sources()
         for form in (0, 1):
             after = {rank: result[form][k] for rank, result in enumerate(results)}
             torch.testing.assert_close(assemble(target, after), expected, rtol=0, atol=0)
+
+
+def _memory(_: int) -> tuple[float, float]:
+    """How much memory grows at most, in units of a rank's share: sources freed, and kept."""
+    share = 16 * (1 << 21)
+
+    def grown(free_source: bool) -> float:
+        tensors = [sharded_tensor.ones(shardwise.chunk(0), 1024, 1024) for _ in range(16)]
+        tensors = shardwise.reshard_all(tensors, shardwise.chunk(1))  # connects, and touches all
+        move = shardwise.reshard_all
+        return (
+            peak_growth(lambda: move(tensors, shardwise.chunk(0), free_source=free_source)) / share
+        )
+
+    return grown(True), grown(False)
+
+
+def test_freed_sources_make_room_for_what_comes() -> None:
+    for freed, kept in shardwise.run_local(_memory, 2):
+        assert kept > 0.9
+        assert freed < 0.5
+
+
+def _agreements(_: int) -> int:
+    """How often ranks compare their arguments in one call."""
+    members: Any = communicator()
+    compare, calls = members.compare, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return compare(*args, **kwargs)
+
+    tensors = [sharded_tensor.ones(shardwise.chunk(0), 4, 4) for _ in range(20)]
+    members.compare = counted
+    shardwise.reshard_all(tensors, shardwise.chunk(1))
+    return len(calls)
+
+
+def test_many_tensors_agree_once() -> None:
+    assert shardwise.run_local(_agreements, 2) == [1, 1]
+
+
+def test_a_bar_shows_how_far_it_is_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class First:
+        rank, ranks = 0, (0, 1)
+
+    members: Any = First()
+    for show, is_seen in ((True, True), (False, False), (None, False)):  # no terminal here
+        with progress_bar("resharding", 100, members, show=show) as advance:
+            advance(60)
+            advance(40)
+        assert ("resharding" in capsys.readouterr().err) == is_seen
+    members.rank = 1
+    with progress_bar("resharding", 100, members, show=True) as advance:
+        advance(100)
+    assert capsys.readouterr().err == ""
 
 
 def _local_changes(_: int) -> None:

@@ -91,7 +91,8 @@ def _says(rank: int) -> str:
 def test_a_tensor_speaks_for_itself_without_asking_other_ranks() -> None:
     _, text, _ = shardwise.run_local(_says, 3)
     assert text == (
-        "ShardedTensor((5, 3), torch.float32, Layout((5, 3): grid 3x1, ranks 0-2), "
+        "ShardedTensor((5, 3), torch.float32, ChunkShardingSpec: Layout((5, 3): grid 3x1, "
+        "ranks 0-2), "
         "rank 1 holds [2:4, 0:3] on cpu)"
     )
 

@@ -119,9 +119,10 @@ class ShardedTensorBase(torch.Tensor):
             f"{box} on {device}" for box, device in zip(state.boxes, state.devices, strict=True)
         )
         grad = ", requires_grad=True" if state.requires_grad else ""
+        spec = "" if state.spec is None else f"{type(state.spec).__name__}: "
         return (
             f"{type(self).__name__}({tuple(state.layout.shape)}, {state.dtype}, "
-            f"{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
+            f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
     def __hash__(self) -> int:

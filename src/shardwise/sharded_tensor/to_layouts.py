@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,19 +80,14 @@ def reshard_all(
     names, listed = _listed(tensors)
     done: dict[Any, Any] = dict(zip(names, listed, strict=True))
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
-    needed = [] if first is None else _agreed_moves(names, listed, specs, first._state.comm)
-    if first is not None and needed:
+    if first is not None:
         members = first._state.comm
-        total = sum(move.nbytes for move in needed)
-        steps = _steps(needed, total) if free_source else [needed]
+        steps = _steps(_agreed_moves(names, listed, specs, members), free_source=free_source)
+        total = sum(move.nbytes for step in steps for move in step)
         with progress_bar("resharding", total, members, show=progress) as advance:
-            for step in steps:
-                moved = _run(step, members, max_bytes)
-                for move, state in zip(step, moved, strict=True):
-                    done[move.name] = wrap(state)
-                    if free_source:
-                        _free(move.tensor)
-                advance(sum(move.nbytes for move in step))
+            while steps:
+                # What has moved is held by nobody here: a step is done when it is gone.
+                advance(_do(steps.popleft(), done, members, max_bytes, free_source=free_source))
     if isinstance(tensors, Mapping):
         return type(tensors)(done)  # type: ignore[call-arg]  # a dict, OrderedDict, ...
     return type(tensors)(done.values())  # type: ignore[call-arg]  # a list or tuple
@@ -180,18 +176,36 @@ def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
     return dict.fromkeys(names, specs)
 
 
-def _steps(moves: Sequence[_Move], total: int) -> list[list[_Move]]:
+def _steps(moves: Sequence[_Move], *, free_source: bool) -> deque[list[_Move]]:
     """Neighbours together, about `_STEPS` times; the same on every rank, as sizes are global."""
-    limit = max(total // _STEPS, 1)
-    steps: list[list[_Move]] = [[]]
+    if not free_source:
+        return deque([list(moves)] if moves else [])
+    limit = max(sum(move.nbytes for move in moves) // _STEPS, 1)
+    steps: deque[list[_Move]] = deque()
     size = 0
     for move in moves:
-        if size + move.nbytes > limit and steps[-1]:
+        if not steps or size + move.nbytes > limit:
             steps.append([])
             size = 0
         steps[-1].append(move)
         size += move.nbytes
     return steps
+
+
+def _do(
+    step: Sequence[_Move],
+    done: dict[Any, Any],
+    members: Communicator,
+    max_bytes: int | None,
+    *,
+    free_source: bool,
+) -> int:
+    """Moves the tensors of a step into `done`; how many bytes they have."""
+    for move, state in zip(step, _run(step, members, max_bytes), strict=True):
+        done[move.name] = wrap(state)
+        if free_source:
+            _free(move.tensor)
+    return sum(move.nbytes for move in step)
 
 
 def _run(moves: Sequence[_Move], members: Communicator, max_bytes: int | None) -> list[State]:
