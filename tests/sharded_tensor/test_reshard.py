@@ -172,7 +172,9 @@ def _agreements(_: int) -> int:
 
     tensors = [sharded_tensor.ones(shardwise.chunk(0), 4, 4) for _ in range(20)]
     members.compare = counted
-    shardwise.reshard_all(tensors, shardwise.chunk(1))
+    moved = shardwise.reshard_all([*tensors, tensors[3]], shardwise.chunk(1))
+    assert moved[20] is moved[3]  # tied weights stay tied
+    assert len(set(moved)) == 20
     return len(calls)
 
 

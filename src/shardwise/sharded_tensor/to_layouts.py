@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ class _Move:
     tensor: ShardedTensor
     state: State
     target: Target
+    also: list[Any] = field(default_factory=list)  # other names of the same tensor
 
     @property
     def plan(self) -> TransferPlan:
@@ -128,7 +129,7 @@ def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
 
 def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[_Move]:
     targets = _targets(names, specs)
-    found = []
+    by_tensor: dict[Any, _Move] = {}
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, ShardedTensor) or name not in targets:
             continue
@@ -144,7 +145,13 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[_Mo
         except Exception as error:
             error.add_note(f"while resharding {name!r}")
             raise
-        found.append(_Move(name, tensor, state, target))
+        # Tied: one tensor by two names moves once, and stays tied.
+        key = (id(tensor), target.layout, target.devices)
+        if key in by_tensor:
+            by_tensor[key].also.append(name)
+        else:
+            by_tensor[key] = _Move(name, tensor, state, target)
+    found = list(by_tensor.values())
     groups = {tuple(move.state.comm.ranks) for move in found}
     if len(groups) > 1:
         raise ArgumentValueError(
@@ -202,7 +209,9 @@ def _do(
 ) -> int:
     """Moves the tensors of a step into `done`; how many bytes they have."""
     for move, state in zip(step, _run(step, members, max_bytes), strict=True):
-        done[move.name] = wrap(state)
+        made = wrap(state)
+        for name in (move.name, *move.also):
+            done[name] = made
         if free_source:
             _free(move.tensor)
     return sum(move.nbytes for move in step)
