@@ -27,6 +27,7 @@ __all__ = [
     "Store",
     "TorchDispatchMode",
     "all_gather_single",
+    "current_backward",
     "fan_of",
     "foreach_copy",
     "forget_rpc_groups",
@@ -51,6 +52,12 @@ remote_device = _remote_device
 _dist: Any = dist
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def current_backward() -> int:
+    """A number for the backward that runs now, another for each; -1 outside of any."""
+    private: Any = torch._C
+    return int(private._current_graph_task_id())
 
 
 def fan_of(tensor: torch.Tensor, mode: str) -> int:

@@ -50,6 +50,16 @@ def _hooks(_: int) -> None:
     assert told == [12.0]
     assert torch.equal(x.grad, torch.full((4, 3), 2.0))
 
+    # A backward that reaches some shards only does not count for the next one.
+    x, told = several(), []
+    x.register_post_accumulate_grad_hook(lambda p: told.append(p.grad is not None))
+    held = [shard.tensor for shard in x.local_shards()]
+    if len(held) > 1:
+        held[0].sum().backward()
+        assert told == []
+    x.full_tensor().sum().backward()
+    assert told == [True]
+
     x, told = leaf(shardwise.chunk(0)), []
     x.register_hook(lambda grad: told.append(1))
     x.data = leaf(shardwise.chunk(1)).detach()  # hooks stay with the tensor

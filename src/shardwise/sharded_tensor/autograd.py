@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise._torch_compat import current_backward
 from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import call_plain, handles
@@ -323,14 +324,19 @@ class Hook:
 
 
 def _after_each(carriers: Sequence[torch.Tensor], call: Callable[[], None]) -> list[Any]:
-    """Hooks that call once the gradients of all carriers are accumulated."""
-    waiting = set(range(len(carriers)))
+    """Hooks that call once a backward has accumulated the gradients of all carriers."""
+    reached: set[int] = set()
+    backward: list[int] = []  # the one that `reached` is of; another may have ended half-way
 
     def on(number: int) -> Callable[[torch.Tensor], None]:
         def after(_: torch.Tensor) -> None:
-            waiting.discard(number)
-            if not waiting:
-                waiting.update(range(len(carriers)))
+            now = [current_backward()]
+            if now != backward:
+                backward[:] = now
+                reached.clear()
+            reached.add(number)
+            if len(reached) == len(carriers):
+                reached.clear()
                 call()
 
         return after
