@@ -111,13 +111,13 @@ class Watch:
 
     def _write(self, text: str) -> None:
         group = self._group()
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, LookupError, ValueError):  # the store, or the group, is gone
             if group is not None:
                 group_store(group).set(f"shardwise/raised/{self._rank}", text)
 
     def _read(self, rank: int) -> str:
         group, key = self._group(), f"shardwise/raised/{rank}"
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, LookupError, ValueError):
             if group is not None and (store := group_store(group)).check([key]):
                 return store.get(key).decode(errors="replace")
         return ""
@@ -139,5 +139,7 @@ def _watch_over(watch: Watch) -> None:
 def _watch() -> None:
     while True:
         time.sleep(_LOOK)
-        for watch in list(_waiting):
-            watch.look()
+        # A group may be destroyed, or another be added, at any moment: then it looks next time.
+        with suppress(Exception):
+            for watch in list(_waiting):
+                watch.look()
