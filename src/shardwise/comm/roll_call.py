@@ -6,6 +6,10 @@ for longer than `_PATIENCE` writes the number of the exchange to the group's sto
 rank, so that the first rank to give up can read there who waits too and who is absent. It writes
 this verdict to the store, and every other rank raises with the same one.
 
+On gloo, in groups of a few ranks, everybody sends its digest to everybody, because that takes one
+hop where a collective takes several, and wakes threads; there a rank knows by itself who did not
+come, and nothing is noted.
+
 Ending the exchange for all: gloo closes the connections of a collective that times out, and
 ranks that wait for it or come later see that at once (the group cannot be used again). Other
 backends leave a late rank waiting, or even complete its half, so there ranks look for a verdict
@@ -39,6 +43,8 @@ _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
 _POLL = 0.0001
 _LOOK = 0.1  # between two looks into the store
+_FEW = 8  # ranks
+_TAG = 0x5A4F  # of messages with digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class RollCall:
         self._closes = closes
         self._number = 0
         self._verdict: _Verdict | None = None
+        self._kept: object = None
 
     def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
         """Everybody's digest, in order of group rank."""
@@ -73,6 +80,8 @@ class RollCall:
             raise self._error(self._verdict)
         self._number += 1
         book = _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
+        if self._closes and len(self._ranks) <= _FEW:
+            return self._compare_directly(group, digest, book, timeout)
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
         output = torch.empty(len(digest) * len(self._ranks), dtype=torch.uint8, device=mine.device)
         began = time.monotonic()
@@ -91,6 +100,35 @@ class RollCall:
             raise self._error(self._verdict) from error
         flat = output.cpu().numpy().tobytes()
         return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
+
+    def _compare_directly(
+        self, group: dist.ProcessGroup, digest: bytes, book: _Book, timeout: float
+    ) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        me = self._ranks.group_rank(self._rank)
+        heard = {at: torch.empty_like(mine) for at in range(len(self._ranks)) if at != me}
+        began = time.monotonic()
+        silent = list(heard)  # from whom nothing has come yet
+        works: list[dist.Work] = []
+        try:
+            works = [group.recv([box], at, _TAG) for at, box in heard.items()]
+            sends = [group.send([mine], at, _TAG) for at in heard]
+            for work in works:
+                _wait_until(work, began + timeout)
+                silent.pop(0)
+            for work in sends:
+                _wait_until(work, began + timeout)
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            timed_out = waited >= timeout
+            come = {at for at in silent[1:] if works and _has_come(works[list(heard).index(at)])}
+            absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
+            self._kept = heard, mine  # which gloo may still write and read
+            self._verdict = book.judge(
+                timeout if timed_out else waited, timed_out=timed_out, absent=absent
+            )
+            raise self._error(self._verdict) from error
+        return [digest if at == me else _bytes(heard[at]) for at in range(len(self._ranks))]
 
     def _wait(self, work: dist.Work, book: _Book, timeout: float) -> None:
         try:
@@ -159,14 +197,19 @@ class _Book:
                 return _read(self.store.get(self._verdict_key))
         return None
 
-    def judge(self, waited: float, *, timed_out: bool) -> _Verdict:
-        """The verdict of whoever gave up first, which may be this rank."""
+    def judge(
+        self, waited: float, *, timed_out: bool, absent: tuple[int, ...] | None = None
+    ) -> _Verdict:
+        """The verdict of whoever gave up first, which may be this rank.
+
+        `absent` are those whom this rank misses; without it, those who have noted nothing.
+        """
         end = time.monotonic() + (0 if timed_out else _VERDICT_PATIENCE)
         while (found := self.verdict()) is None and time.monotonic() < end:
             time.sleep(_POLL)
         if found is not None:
             return found
-        own = _Verdict(self._absent(), waited, timed_out)
+        own = _Verdict(self._absent() if absent is None else absent, waited, timed_out)
         with suppress(RuntimeError):
             return _read(self.store.compare_set(self._verdict_key, "", json.dumps(asdict(own))))
         return own
@@ -187,6 +230,22 @@ class _Book:
     @property
     def _verdict_key(self) -> str:
         return f"{self.prefix}/given_up/{self.number}"
+
+
+def _wait_until(work: dist.Work, deadline: float) -> None:
+    """Raises when it is over; then gloo has closed the connection."""
+    work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+
+
+def _has_come(work: dist.Work) -> bool:
+    with suppress(RuntimeError):
+        work.wait(timedelta(milliseconds=1))
+        return True
+    return False
+
+
+def _bytes(box: torch.Tensor) -> bytes:
+    return box.numpy().tobytes()
 
 
 def _read(text: bytes) -> _Verdict:
