@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise._torch_compat import start_all_gather
+from shardwise.comm import roll_call
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight
 from shardwise.comm.process_group import ProcessGroupCommunicator, communicator
@@ -284,3 +285,24 @@ def test_a_communicator_made_by_hand_is_like_any_other() -> None:
         return ProcessGroupCommunicator().ranks.ranks
 
     assert run_local(made, 2) == [(0, 1), (0, 1)]
+
+
+def _compare_by_collective(rank: int) -> str:
+    """As groups of many ranks do."""
+    few, roll_call._FEW = roll_call._FEW, 1
+    try:
+        members = communicator()
+        assert members.compare(bytes([rank]) * 16, timeout=20) == [
+            bytes([k]) * 16 for k in range(3)
+        ]
+        if rank == 1:
+            return "elsewhere"
+        with pytest.raises(AbsentRanksError, match="rank 1 did not come") as caught:
+            members.compare(b"0" * 16, timeout=0.5)
+        return str(caught.value.ranks)
+    finally:
+        roll_call._FEW = few
+
+
+def test_large_groups_compare_by_a_collective_and_name_the_absent() -> None:
+    assert run_local(_compare_by_collective, 3) == ["(1,)", "elsewhere", "(1,)"]
