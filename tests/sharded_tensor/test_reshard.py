@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +16,9 @@ from shardwise import sharded_tensor
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, OpError
-from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor import ShardedTensor, to_layouts
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.tensor import wrap
-from shardwise.testing.memory import peak_growth
 from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
 
@@ -140,25 +140,28 @@ def test_many_tensors_move_in_one_exchange_or_in_steps_that_free_their_sources()
             torch.testing.assert_close(assemble(target, after), expected, rtol=0, atol=0)
 
 
-def _memory(_: int) -> tuple[float, float]:
-    """How much memory grows at most, in units of a rank's share: sources freed, and kept."""
-    share = 16 * (1 << 21)
+def _sources_alive(_: int, free_source: bool) -> list[int]:
+    """How many sources still have their memory at the start of each step."""
+    tensors = [sharded_tensor.ones(shardwise.chunk(0), 8, 8) for _ in range(6)]
+    memory = [weakref.ref(tensor.local_tensor()) for tensor in tensors]
+    module: Any = to_layouts
+    alive, run = [], module._run
 
-    def grown(free_source: bool) -> float:
-        tensors = [sharded_tensor.ones(shardwise.chunk(0), 1024, 1024) for _ in range(16)]
-        tensors = shardwise.reshard_all(tensors, shardwise.chunk(1))  # connects, and touches all
-        move = shardwise.reshard_all
-        return (
-            peak_growth(lambda: move(tensors, shardwise.chunk(0), free_source=free_source)) / share
-        )
+    def counted(*args: Any) -> Any:
+        alive.append(sum(held() is not None for held in memory))
+        return run(*args)
 
-    return grown(True), grown(False)
+    module._run = counted
+    try:
+        shardwise.reshard_all(tensors, shardwise.chunk(1), free_source=free_source)
+    finally:
+        module._run = run
+    return alive
 
 
 def test_freed_sources_make_room_for_what_comes() -> None:
-    for freed, kept in shardwise.run_local(_memory, 2):
-        assert kept > 0.9
-        assert freed < 0.5
+    assert shardwise.run_local(_sources_alive, 2, True) == [[6, 5, 4, 3, 2, 1]] * 2
+    assert shardwise.run_local(_sources_alive, 2, False) == [[6]] * 2
 
 
 def _agreements(_: int) -> int:
