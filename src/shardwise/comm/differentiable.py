@@ -35,12 +35,14 @@ __all__ = [
     "Exchange",
     "carriers_of",
     "exchange",
+    "home_of",
     "make_tie",
     "merge_terms",
     "scale_terms",
     "shards_of",
     "spread_terms",
     "start",
+    "transfer_of",
 ]
 
 Carriers = tuple[torch.Tensor, ...]  # at least one
@@ -111,7 +113,7 @@ def exchange(
 def _moved(
     job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
 ) -> Carriers:
-    plan, shards, out, dtype, device, _ = _transfer(job, carriers, out)
+    plan, shards, out, dtype, device, _ = transfer_of(job, carriers, out=out)
     moved = execute(
         plan,
         shards,
@@ -122,17 +124,17 @@ def _moved(
         max_bytes=job.max_bytes,
     )
     _count_writes(out)
-    return carriers_of(moved, dtype=carriers[0].dtype, device=_home(job, carriers))
+    return carriers_of(moved, dtype=carriers[0].dtype, device=home_of(job, carriers))
 
 
 def start(
     job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
 ) -> Callable[[], Carriers]:
     """Starts to move values; what it returns waits for them and gives the carriers."""
-    transfer = _transfer(job, carriers, out)
+    transfer = transfer_of(job, carriers, out=out)
     started = start_all([transfer], group=job.members, max_bytes=job.max_bytes)
     _count_writes(transfer.out)
-    home = _home(job, carriers)
+    home = home_of(job, carriers)
     return lambda: carriers_of(started.wait()[0], dtype=carriers[0].dtype, device=home)
 
 
@@ -143,11 +145,19 @@ def _count_writes(out: Sequence[torch.Tensor] | None) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def _home(job: Exchange, carriers: Carriers) -> torch.device:
+def home_of(job: Exchange, carriers: Carriers) -> torch.device:
+    """Where the result is on this rank, or is taken to be if it holds nothing of it."""
     return job.target_devices[0] if job.target_devices else carriers[0].device
 
 
-def _transfer(job: Exchange, carriers: Carriers, out: Sequence[torch.Tensor] | None) -> Transfer:
+def transfer_of(
+    job: Exchange,
+    carriers: Carriers,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    name: str = "tensor",
+) -> Transfer:
+    """The exchange as `execute_all` takes it; makes the outputs if they are on several devices."""
     rank, dtype = job.members.rank, carriers[0].dtype
     plan = plan_reshard(job.source, job.target, dtype.itemsize)
     shards = shards_of(carriers, job.source, rank)
@@ -157,10 +167,10 @@ def _transfer(job: Exchange, carriers: Carriers, out: Sequence[torch.Tensor] | N
             torch.empty(shape, dtype=dtype, device=device)
             for shape, device in zip(plan.shapes_of(rank).target, devices, strict=True)
         ]
-    device: torch.device | None = _home(job, carriers)
+    device: torch.device | None = home_of(job, carriers)
     if out is not None or (shards and shards[0].device == device):
         device = None  # which says the same, and takes the short way
-    return Transfer(plan, shards, out, dtype, device)
+    return Transfer(plan, shards, out, dtype, device, name)
 
 
 def _check_differentiable(job: Exchange) -> None:

@@ -43,8 +43,6 @@ __all__ = [
     "zeros",
 ]
 
-Make = "Callable[[Box, torch.device], torch.Tensor]"
-
 
 class FactoryOptions(TypedDict, total=False):
     """What all factories take. Only dense, contiguous tensors can be sharded."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_one_group",
     "cut_state",
+    "job_for",
     "replicated",
     "replicated_layout",
     "replicated_state",
@@ -43,7 +44,7 @@ def reshard_state(
     All ranks of the group call it. Where nothing changes, the same state is returned. `enters` as
     in `Exchange`.
     """
-    job = _job(state, layout, devices, max_bytes, enters=enters)
+    job = job_for(state, layout, devices, max_bytes, enters=enters)
     if out is None and not enters and job.changes_nothing:
         return state
     return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
@@ -59,14 +60,14 @@ def start_reshard(
     out: Sequence[torch.Tensor] | None = None,
 ) -> Callable[[], State]:
     """The same for values, started only: what it returns waits, and gives the state."""
-    job = _job(state, layout, devices, max_bytes)
+    job = job_for(state, layout, devices, max_bytes)
     if out is None and job.changes_nothing:
         return lambda: state
     wait = start(job, state.carriers, out=out)
     return lambda: state.with_carriers(wait(), layout=layout, spec=spec)
 
 
-def _job(
+def job_for(
     state: State,
     layout: Layout,
     devices: Sequence[torch.device] | None,
@@ -74,6 +75,7 @@ def _job(
     *,
     enters: bool = False,
 ) -> Exchange:
+    """The exchange that takes a tensor to `layout`."""
     if devices is None:
         devices = (state.device,) * len(layout.boxes_of(state.rank))
     return Exchange(

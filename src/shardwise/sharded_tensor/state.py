@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["GroupLike", "LooseState", "Seen", "State", "check_requires_grad", "make_state"]
-
-GroupLike = "ProcessGroup | Communicator | None"
+__all__ = ["LooseState", "Seen", "State", "check_requires_grad", "make_state"]
 
 
 class Seen(NamedTuple):

@@ -164,8 +164,7 @@ class ShardedTensorBase(torch.Tensor):
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
-            "gradients, full backward hooks, and torch.autograd.backward (call st.backward()). "
-            "Work on st.local_shards() there.",
+            "gradients and full backward hooks. Work on st.local_shards() there.",
         )
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Absent", "AsyncReshard", "Target", "absent", "reshard", "reshard_in_place", "target_of"]
 
-To = "ShardingSpec | Layout | ShardedTensor"
-
 
 @dataclass(frozen=True, slots=True)
 class Absent:

@@ -11,19 +11,19 @@ import torch
 
 from shardwise.arguments import items
 from shardwise.comm.agreement import agree
-from shardwise.comm.differentiable import carriers_of
+from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
-from shardwise.comm.load import Transfer
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.progress import progress_bar
+from shardwise.sharded_tensor.resharding import job_for
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 from shardwise.sharded_tensor.to_layout import target_of
-from shardwise.transfer import TransferPlan, plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.differentiable import Exchange
     from shardwise.sharded_tensor.state import State
     from shardwise.sharded_tensor.to_layout import Target
 
@@ -44,18 +44,12 @@ class _Move:
     also: list[Any] = field(default_factory=list)  # other names of the same tensor
 
     @property
-    def plan(self) -> TransferPlan:
-        return plan_reshard(self.state.layout, self.target.layout, self.state.dtype.itemsize)
+    def job(self) -> Exchange:
+        return job_for(self.state, self.target.layout, self.target.devices, None)
 
     @property
     def nbytes(self) -> int:
         return torch.Size(self.state.layout.shape).numel() * self.state.dtype.itemsize
-
-    @property
-    def is_needed(self) -> bool:
-        devices = self.target.devices
-        has_moved = devices is not None and devices != self.state.devices
-        return has_moved or self.target.layout != self.state.layout
 
 
 def reshard_all(
@@ -110,7 +104,7 @@ def _agreed_moves(
         values[f"{move.name!r} target layout"] = move.target.layout
         values[f"{move.name!r} dtype"] = move.state.dtype
     agree("reshard_all", values, group=members, problem=problem)
-    return [move for move in moves if move.is_needed]
+    return [move for move in moves if not move.job.changes_nothing]
 
 
 def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
@@ -220,37 +214,18 @@ def _do(
 def _run(moves: Sequence[_Move], members: Communicator, max_bytes: int | None) -> list[State]:
     with torch.no_grad():
         transfers = [
-            Transfer(
-                move.plan,
-                move.state.shards,
-                out=_outputs(move) if len(set(move.target.devices or ())) > 1 else None,
-                dtype=move.state.dtype,
-                device=_device(move),
-                name=str(move.name),
-            )
-            for move in moves
+            transfer_of(move.job, move.state.carriers, name=str(move.name)) for move in moves
         ]
         moved = execute_all(transfers, group=members, max_bytes=max_bytes)
     found = []
     for move, shards in zip(moves, moved, strict=True):
-        carriers = carriers_of(shards, dtype=move.state.dtype, device=_device(move))
+        state, target = move.state, move.target
+        home = home_of(move.job, state.carriers)
+        carriers = carriers_of(shards, dtype=state.dtype, device=home)
         for carrier in carriers:
-            carrier.requires_grad_(move.state.requires_grad)
-        target = move.target
-        found.append(move.state.with_carriers(carriers, layout=target.layout, spec=target.spec))
+            carrier.requires_grad_(state.requires_grad)
+        found.append(state.with_carriers(carriers, layout=target.layout, spec=target.spec))
     return found
-
-
-def _device(move: _Move) -> torch.device:
-    return move.target.devices[0] if move.target.devices else move.state.device
-
-
-def _outputs(move: _Move) -> list[torch.Tensor]:
-    shapes = move.plan.shapes_of(move.state.rank).target
-    return [
-        torch.empty(shape, dtype=move.state.dtype, device=device)
-        for shape, device in zip(shapes, move.target.devices or (), strict=True)
-    ]
 
 
 def _free(tensor: ShardedTensor) -> None:
