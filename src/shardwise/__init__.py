@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         distribute,
         from_callback,
     )
-    from shardwise.sharded_tensor.fallback import implicit_comm
+    from shardwise.sharded_tensor.implicit import implicit_comm
     from shardwise.sharded_tensor.seeds import manual_seed
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
@@ -91,7 +91,7 @@ _HOMES = {
         "distribute",
         "from_callback",
     ],
-    "shardwise.sharded_tensor.fallback": ["implicit_comm"],
+    "shardwise.sharded_tensor.implicit": ["implicit_comm"],
     "shardwise.sharded_tensor.seeds": ["manual_seed"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],

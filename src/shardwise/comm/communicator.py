@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,7 @@ class Communicator(Protocol):
     backend: str  # by which the table of collectives is chosen: "gloo", "nccl", ...
     wire_device: torch.device  # where buffers must be for the backend to send them
     rank_plans: dict[int, RankPlan]  # those used last, by the id of their plan; starts empty
+    decisions: dict[tuple[Any, ...], Any]  # of the rules of ops, which keep them here; starts empty
 
     def flight(self) -> Flight:
         """A new round of messages between pairs of ranks."""

@@ -8,7 +8,8 @@ ranks at every one of them. What autograd follows on a rank, its shards or its t
 [Note: gradients] The gradient of a tensor of layout L has the layout `L.bar`, and each entry holds
 the whole gradient of its box. So the way back is a reshard and sums nothing. Where replicas *enter*
 work that is split over ranks, each rank's gradient is only its own part: there the way back starts
-from addends, one per rank, and sums them as it goes.
+from addends, one per distinct piece of work, and sums them as it goes. A layout says which: its
+entries are those of the result, and entries that do the same work have the same term.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "home_of",
     "make_tie",
     "merge_terms",
+    "own_parts",
     "scale_terms",
     "shards_of",
     "spread_terms",
@@ -58,22 +60,27 @@ class Exchange:
     target_devices: tuple[torch.device, ...]
     members: Communicator
     max_bytes: int | None = None
-    enters: bool = False  # whether the gradients of the result are each rank's own part
+    # Set: what the result enters, pending "sum". There is one result per entry of it, and their
+    # gradients are its addends. Its boxes and ranks are those of the target, nothing being pending.
+    work: Layout | None = None
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the result would be the tensor itself."""
+        """Whether the result would be the tensor itself, but for the way of its gradient."""
         return self.source == self.target and self.source_devices == self.target_devices
 
     def reversed(self) -> Exchange:
         """The way of the gradient. [Note: gradients]"""
         rank = self.members.rank
+        devices = _first_of_each(self.target, rank, self.target_devices)
+        if self.work is not None and (groups := _groups(self.work, rank)) is not None:
+            devices = tuple([devices[k] for k in groups])
         return replace(
             self,
-            enters=False,
-            source=_as_addends(self.target.bar) if self.enters else self.target.bar,
+            work=None,
+            source=self.target.bar if self.work is None else self.work,
             target=self.source.bar,
-            source_devices=_first_of_each(self.target, rank, self.target_devices),
+            source_devices=devices,
             target_devices=_first_of_each(self.source, rank, self.source_devices),
         )
 
@@ -107,7 +114,16 @@ def exchange(
         _check_differentiable(job)
         found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
         return found
-    return _moved(job, carriers, out=out)
+    if job.work is not None and job.changes_nothing:
+        return _one_per_work(job, carriers)
+    moved = _moved(job, carriers, out=out)
+    return moved if job.work is None else _one_per_work(job, moved)
+
+
+def _one_per_work(job: Exchange, carriers: Carriers) -> Carriers:
+    assert job.work is not None
+    groups = _groups(job.work, job.members.rank)
+    return carriers if groups is None else tuple([carriers[k] for k in groups])
 
 
 def _moved(
@@ -201,14 +217,19 @@ class _Exchange(torch.autograd.Function):
         # Read before backward communicates: non-reentrant checkpointing then recomputes at the
         # same node on every rank.
         ctx.save_for_backward(carriers[0].new_empty(0))
-        return _moved(job, carriers)
+        if job.work is None:
+            return _moved(job, carriers)
+        moved = carriers if job.changes_nothing else _moved(job, carriers)
+        return tuple([shard.detach() for shard in _one_per_work(job, moved)])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         assert len(ctx.saved_tensors) == 1
         job: Exchange = ctx.job
         rank = job.members.rank
-        incoming = merge_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
+        incoming = grads
+        if job.work is None:
+            incoming = merge_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
         outgoing = spread_terms(exchange(job.reversed(), incoming), job.source, rank)
         return None, *scale_terms(outgoing, job.source, rank, up=False)
 
@@ -263,8 +284,9 @@ class _Regroup(torch.autograd.Function):
 
 
 @lru_cache(maxsize=256)
-def _as_addends(layout: Layout) -> Layout:
-    """The same entries, each rank's being an addend of its own."""
+def own_parts(layout: Layout) -> Layout:
+    """The work of a plain tensor's users: every rank's is its own."""
+    layout = layout.bar
     return Layout(layout.shape, layout.boxes, layout.owners, terms=layout.owners, pending="sum")
 
 

@@ -203,6 +203,7 @@ class SimulatedCommunicator:
         self.backend = world.backend
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
+        self.decisions: dict[tuple[Any, ...], Any] = {}
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 
     @property

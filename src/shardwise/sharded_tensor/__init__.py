@@ -9,6 +9,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     inspecting,
     moving,
     pickling,
+    running,
 )
 
 # The seed's submodules, which its users reach as attributes of this one.

@@ -109,24 +109,6 @@ def _allclose(
     )
 
 
-@handles(torch.isclose, _Tensor.isclose)
-def _isclose(
-    input: torch.Tensor,
-    other: torch.Tensor,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-) -> ShardedTensor:
-    _check_kinds("isclose", input, other)
-    with torch.no_grad():
-        first, second = _together(input, other)
-        close = [
-            torch.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
-            for x, y in zip(first.carriers, second.carriers, strict=True)
-        ]
-    return wrap(first.with_carriers(close))
-
-
 @handles(torch.all, _Tensor.all)
 def _all(input: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
     """Of the whole tensor a scalar that every rank has; along a dim, by gathering."""

@@ -6,19 +6,18 @@ says what it did: `implicit_comm`.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from shardwise._torch_compat import RandomMarks, shares_memory, tree_leaves, tree_map
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
-from shardwise.errors import ArgumentValueError, OpError
-from shardwise.settings import Setting
+from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.distributing import digest
+from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     replicated_layout,
@@ -34,16 +33,8 @@ from shardwise.sharded_tensor.tensor import (
     wrap,
 )
 from shardwise.transfer import plan_reshard
-from shardwise.transfer.units import format_bytes
 
-if TYPE_CHECKING:
-    from shardwise.settings import Change
-
-__all__ = ["ImplicitComm", "ImplicitCommWarning", "implicit_comm"]
-
-ImplicitComm = Literal["allow", "warn", "error"]
-_POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
-
+__all__: list[str] = []
 
 # Random whatever their arguments are, so that nothing has to be gathered to refuse them.
 _RANDOM = (
@@ -52,23 +43,6 @@ _RANDOM = (
     "uniform_ _standard_gamma"
 )
 _NORMS = ("batch_norm", "native_batch_norm")
-
-
-class ImplicitCommWarning(UserWarning):
-    """A torch function gathered tensors to do its work."""
-
-
-def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
-    """Sets what happens when a torch function has to gather its tensors: allow, warn or error.
-
-    "warn" (the default) warns once per function and place in the code. In a `with` statement, for
-    its block only.
-    """
-    if policy not in get_args(ImplicitComm):
-        raise ArgumentValueError(
-            "implicit_comm", expected=f"one of {', '.join(get_args(ImplicitComm))}", got=policy
-        )
-    return _POLICY.change(policy)
 
 
 @register_fallback
@@ -191,22 +165,11 @@ def _random(func: Any, state: State) -> OpError:
 
 
 def _announce(func: Any, states: list[State]) -> None:
-    policy = _POLICY.get()
     moved = [s for s in states if replicated_layout(s.layout.shape, s) != s.layout]
-    if policy == "allow" or not moved:
-        return
     plans = [
         plan_reshard(s.layout, replicated_layout(s.layout.shape, s), s.dtype.itemsize)
         for s in moved
     ]
-    what = (
-        f"{function_name(func)} gathers its tensors ({'; '.join(str(s.layout) for s in moved)}): "
-        f"{format_bytes(sum(plan.total_bytes for plan in plans))} between ranks"
-    )
-    fix = (
-        "There is no sharded rule for it yet. Work on st.local_shards(), write one with "
-        'custom_sharded_op_impl, or accept it: shardwise.implicit_comm("allow").'
-    )
-    if policy == "error":
-        raise OpError(what, rank=moved[0].rank, fix=fix)
-    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=4)
+    if moved:
+        nbytes = sum(plan.total_bytes for plan in plans)
+        announce(func, [s.layout for s in moved], nbytes, states[0].rank, gathers=True)

@@ -8,6 +8,7 @@ import torch
 
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
+from shardwise.comm.differentiable import own_parts
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
 
@@ -29,7 +30,7 @@ def full_tensor(
     already, the result shares the tensor's memory.
     """
     _check_grad(grad, state)
-    (full,) = replicated_state(state, max_bytes=max_bytes, enters=grad == "sum").shards
+    (full,) = replicated_state(state, max_bytes=max_bytes, has_own_parts=grad == "sum").shards
     return full.view_as(full) if full is state.carriers[0] else full
 
 
@@ -38,7 +39,7 @@ def with_grad(state: State, grad: GradOfPlain) -> State:
     _check_grad(grad, state)
     if grad == "same" or state.layout.pending is not None:
         return state
-    return reshard_state(state, state.layout, devices=state.devices, enters=True)
+    return reshard_state(state, state.layout, devices=state.devices, work=own_parts(state.layout))
 
 
 def _check_grad(grad: object, state: State) -> None:

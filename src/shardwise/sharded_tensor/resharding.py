@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwise.comm.differentiable import Exchange, carriers_of, exchange, start
+from shardwise.comm.differentiable import Exchange, carriers_of, exchange, own_parts, start
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
 
@@ -37,15 +37,15 @@ def reshard_state(
     devices: Sequence[torch.device] | None = None,
     max_bytes: int | None = None,
     out: Sequence[torch.Tensor] | None = None,
-    enters: bool = False,
+    work: Layout | None = None,
 ) -> State:
     """The same tensor in `layout`, its local shards on `devices` (default: where this one is).
 
-    All ranks of the group call it. Where nothing changes, the same state is returned. `enters` as
-    in `Exchange`.
+    All ranks of the group call it. Where nothing changes, the same state is returned. `work` as in
+    `Exchange`.
     """
-    job = job_for(state, layout, devices, max_bytes, enters=enters)
-    if out is None and not enters and job.changes_nothing:
+    job = job_for(state, layout, devices, max_bytes, work=work)
+    if out is None and work is None and job.changes_nothing:
         return state
     return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
 
@@ -73,13 +73,13 @@ def job_for(
     devices: Sequence[torch.device] | None,
     max_bytes: int | None,
     *,
-    enters: bool = False,
+    work: Layout | None = None,
 ) -> Exchange:
     """The exchange that takes a tensor to `layout`."""
     if devices is None:
         devices = (state.device,) * len(layout.boxes_of(state.rank))
     return Exchange(
-        state.layout, layout, state.devices, tuple(devices), state.comm, max_bytes, enters
+        state.layout, layout, state.devices, tuple(devices), state.comm, max_bytes, work
     )
 
 
@@ -109,10 +109,13 @@ def replicated(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Layout:
     return Layout(shape, [Box.whole(shape)] * len(ranks), ranks)
 
 
-def replicated_state(state: State, *, max_bytes: int | None = None, enters: bool = False) -> State:
-    """The whole tensor on every rank of the group."""
+def replicated_state(
+    state: State, *, max_bytes: int | None = None, has_own_parts: bool = False
+) -> State:
+    """The whole tensor on every rank of the group, whose gradients may be each rank's own part."""
     layout = replicated_layout(state.layout.shape, state)
-    return reshard_state(state, layout, max_bytes=max_bytes, enters=enters)
+    work = own_parts(layout) if has_own_parts else None
+    return reshard_state(state, layout, max_bytes=max_bytes, work=work)
 
 
 def cut_state(full: torch.Tensor, like: State, *, layout: Layout) -> State:

@@ -71,6 +71,7 @@ class State:
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
     reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
+    is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
 
     @property

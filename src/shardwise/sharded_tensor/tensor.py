@@ -51,6 +51,7 @@ __all__ = [
     "compute_by_gathering",
     "live_state",
     "register_fallback",
+    "show_requires_grad",
     "user_attributes",
     "wrap",
 ]
@@ -372,6 +373,12 @@ def check_writable(tensor: ShardedTensor, func: Any) -> None:
             got="a view that was gathered: the tensor itself would not change",
             fix="Change the tensor itself, or st.local_shards().",
         )
+
+
+def show_requires_grad(tensor: ShardedTensor) -> None:
+    """Has the outer tensor follow local ones into which something with a gradient was written."""
+    if torch.is_grad_enabled() and tensor._state.requires_grad:
+        call_plain(_Tensor.requires_grad_, (tensor, True), {})
 
 
 def _check_fresh(state: State) -> None:

@@ -1,0 +1,58 @@
+"""The functions that work element by element: a table of names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwise.ops.names import functions_named
+from shardwise.ops.pointwise import pointwise
+from shardwise.ops.rule import register
+
+if TYPE_CHECKING:
+    from shardwise.ops.pointwise import Linear
+
+__all__: list[str] = []
+
+# Linear ones keep a pending sum pending; see `Linear` in `pointwise.py`.
+_LINEAR: dict[Linear, str] = {
+    "each": "add sub subtract rsub __rsub__ neg negative positive conj real imag",
+    "one": "mul multiply",
+    "first": "div divide true_divide",
+}
+_OTHERS = """
+    abs absolute acos acosh addcdiv addcmul airy_ai angle arccos arccosh arcsin arcsinh arctan
+    arctan2 arctanh asin asinh atan atan2 atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1
+    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu
+    chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+    clamp clamp_max clamp_min clip complex conj_physical copysign cos cosh deg2rad digamma elu entr
+    eq erf erfc erfcx erfinv exp exp2 expit expm1 fix float_power floor floor_divide fmax fmin fmod
+    frac gammainc gammaincc gammaln gcd ge gelu greater greater_equal gt hardshrink hardsigmoid
+    hardswish hardtanh heaviside hermite_polynomial_h hermite_polynomial_he hypot i0 i0e i1 i1e
+    igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal laguerre_polynomial_l lcm
+    ldexp le leaky_relu legendre_polynomial_p lerp less less_equal lgamma log log10 log1p log2
+    log_ndtr logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid lt
+    masked_fill maximum minimum mish modified_bessel_i0 modified_bessel_i1 modified_bessel_k0
+    modified_bessel_k1 multigammaln mvlgamma nan_to_num ndtr ndtri ne nextafter not_equal polar
+    polygamma pow psi rad2deg reciprocal relu relu6 remainder rint round rsqrt
+    scaled_modified_bessel_k0 scaled_modified_bessel_k1 selu sgn sigmoid sign signbit silu sin sinc
+    sinh softplus softshrink softsign spherical_bessel_j0 sqrt square tan tanh tanhshrink threshold
+    trunc where xlog1py xlogy zeta
+    __and__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lshift__ __lt__ __mod__ __ne__
+    __or__ __pow__ __rand__ __rdiv__ __rfloordiv__ __rlshift__ __rmod__ __ror__ __rpow__
+    __rrshift__ __rshift__ __rtruediv__ __rxor__ __xor__
+"""
+_IN_PLACE_OPERATORS = "__iand__ __ilshift__ __ior__ __ipow__ __irshift__ __ixor__"
+
+
+def _register(names: str, linear: Linear | None = None) -> None:
+    for name in names.split():
+        register(pointwise(name, linear), functions_named([name]))
+        changing = functions_named([f"{name}_"]) if not name.startswith("__") else []
+        register(pointwise(f"{name}_", linear, in_place=True), changing)
+
+
+for _linear, _names in _LINEAR.items():
+    _register(_names, _linear)
+_register(_OTHERS)
+for _name in _IN_PLACE_OPERATORS.split():
+    register(pointwise(_name, in_place=True), functions_named([_name]))

@@ -1,0 +1,252 @@
+"""Functions that work element by element, with broadcasting.
+
+The result is cut like one of the operands, and the others are brought there: the one for which the
+fewest bytes move. An operand that is broadcast is used by several boxes of the result, often on
+several ranks; there its replicas enter work that is split.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from shardwise.errors import OpError
+from shardwise.geometry import Box, Layout
+from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
+from shardwise.ops.work import Use, need_of
+from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Linear", "decide_pointwise", "pointwise"]
+
+# In which operands a function is linear, so that a pending sum can stay pending:
+# "each": in all together, as a + b; "one": in any one of them, as a * b; "first": as a / b.
+Linear = Literal["each", "one", "first"]
+
+
+class _Spot(NamedTuple):
+    """Where a rank finds its piece of an operand: which of its pieces, and what part of it."""
+
+    piece: int
+    part: tuple[slice, ...] | None = None
+
+    def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = pieces[self.piece]
+        return found if self.part is None else found[self.part]
+
+
+class _Way(NamedTuple):
+    """One way to compute: the layout of the result, and what it needs."""
+
+    output: Layout
+    needs: tuple[Need, ...]
+    spots: tuple[tuple[_Spot, ...], ...]  # per operand, per local box of the result
+    cost: int  # bytes
+
+
+def pointwise(name: str, linear: Linear | None = None, *, in_place: bool = False) -> Rule:
+    """The rule of a function that works element by element."""
+    return Rule(
+        name,
+        lambda call: decide_pointwise(call, linear, in_place=in_place),
+        reads_numbers=False,
+        tags=frozenset({"pointwise"}),
+    )
+
+
+def decide_pointwise(
+    call: Call, linear: Linear | None, *, in_place: bool = False
+) -> Decision | None:
+    """The cheapest way to compute the call; None if it is not one of elements after all."""
+    if call.function is torch.where and len(call.operands) == len(call.args) == 1:
+        return None  # where(condition) looks for indices
+    shape = _broadcast(call)
+    in_place = in_place or _asks_in_place(call)
+    if in_place:
+        way = _way_in_place(call, linear, shape)
+    else:
+        ways = [_way(call, layout, linear) for layout in _candidates(call, linear, shape)]
+        way = min(ways, key=lambda way: way.cost)
+    rows = list(zip(*way.spots, strict=True))
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        return [
+            [
+                invoke(*[spot.of(held) for spot, held in zip(row, pieces, strict=True)])
+                for row in rows
+            ]
+        ]
+
+    return Decision(
+        way.needs,
+        (way.output,),
+        kernel,
+        is_one_call=len(rows) == 1 and all(spot.part is None for spot in rows[0]),
+        is_in_place=in_place,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _place_of_inplace(function: Any) -> int | None:
+    """Position of the argument `inplace` of functions that have one, as `F.relu`."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of C functions, which have none
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _asks_in_place(call: Call) -> bool:
+    place = _place_of_inplace(call.function)
+    if place is None:
+        return False
+    return bool(call.args[place] if place < len(call.args) else call.kwargs.get("inplace"))
+
+
+def _broadcast(call: Call) -> tuple[int, ...]:
+    shapes = [operand.shape for operand in call.operands]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise OpError(
+            f"{getattr(call.function, '__name__', call.function)}: shapes do not fit together",
+            rank=call.rank,
+            got=" and ".join(map(str, shapes)),
+            fix="A plain tensor beside sharded ones is the same on all ranks and of global size. "
+            "For one that has this rank's rows only, pass shardwise.as_local_rows(x).",
+        ) from error
+
+
+def _candidates(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> list[Layout]:
+    """The layouts that the result may have, best first where they cost the same."""
+    sharded = [operand for operand in call.operands if not operand.is_plain]
+    stays = _stays_pending(call, linear, shape)
+    if stays is not None:
+        return [stays]
+    settled = [operand.layout.bar for operand in sharded]
+    full = [layout for layout in settled if layout.shape == shape]
+    return list(dict.fromkeys(full or [_widened(layout, shape) for layout in settled]))
+
+
+def _stays_pending(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> Layout | None:
+    """The layout of the operand whose pending sum passes through, if it does."""
+    pending = [k for k, operand in enumerate(call.operands) if operand.layout.pending is not None]
+    if linear is None or not pending:
+        return None
+    layout = call.operands[pending[0]].layout
+    if layout.pending not in ("sum", "avg") or layout.shape != shape:
+        return None
+    if linear == "each":
+        # A number would be added to every term.
+        alike = all(call.operands[k].layout.pending == layout.pending for k in pending)
+        has_two = len(call.operands) == _num_terms(call)
+        whole = all(operand.shape == shape for operand in call.operands)
+        return layout if alike and has_two and whole else None
+    if len(pending) > 1 or (linear == "first" and pending != [0]):
+        return None
+    is_plain_division = linear == "first" and call.args[0] is call.operands[0] and not call.kwargs
+    return layout if linear == "one" or is_plain_division else None
+
+
+def _num_terms(call: Call) -> int:
+    """How many things a call adds up: its first two arguments, or one."""
+    return min(len([arg for arg in call.args if arg is not None]), 2)
+
+
+def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout of a result of `shape`, each box where the part of the operand is."""
+    lead = len(shape) - layout.ndim
+    boxes, owners = [], []
+    for box, owner, _ in layout:
+        if not box.volume and 0 not in shape:
+            continue  # an empty box that would widen to a full one
+        start, stop = [0] * lead, list(shape[:lead])
+        for dim, (low, high) in enumerate(zip(box.start, box.stop, strict=True)):
+            size = shape[lead + dim]
+            start.append(low if layout.shape[dim] == size else 0)
+            stop.append(high if layout.shape[dim] == size else size)
+        boxes.append(Box(tuple(start), tuple(stop)))
+        owners.append(owner)
+    return Layout(shape, boxes, owners)
+
+
+def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
+    found = [_needed(operand, output, linear, call.rank) for operand in call.operands]
+    needs = tuple(need for need, _ in found)
+    cost = sum(
+        plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
+        for operand, need in zip(call.operands, needs, strict=True)
+        if operand.layout != need.layout
+    )
+    return _Way(output, needs, tuple(spots for _, spots in found), cost)
+
+
+def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> _Way:
+    """The first operand stays where it is, since it is what changes."""
+    target = call.operands[0]
+    name = getattr(call.function, "__name__", call.function)
+    if target.is_plain or target.shape != shape:
+        raise OpError(
+            f"{name} in place",
+            rank=call.rank,
+            expected=f"a ShardedTensor of shape {shape} to change",
+            got=f"a {'plain' if target.is_plain else 'sharded'} tensor of shape {target.shape}",
+            fix="Compute a new tensor, or reshard it first.",
+        )
+    if target.layout.pending is not None and _stays_pending(call, linear, shape) != target.layout:
+        raise OpError(
+            f"{name} in place of a tensor with a pending {target.layout.pending}",
+            rank=call.rank,
+            got=str(target.layout),
+            fix="Reduce it first: st = shardwise.reshard(st, shardwise.replicate()).",
+        )
+    return _way(call, target.layout, linear)
+
+
+def _needed(
+    operand: Operand, output: Layout, linear: Linear | None, rank: int
+) -> tuple[Need, tuple[_Spot, ...]]:
+    """In which layout an operand is needed, and where each local box finds its piece."""
+    count = len(output.boxes_of(rank))
+    is_term = linear == "each" or operand.layout.pending is not None
+    is_alike = output.pending is None or is_term
+    if operand.shape == output.shape and is_alike:
+        return Need(output), tuple(map(_Spot, range(count)))
+    if not len(output):  # of a tensor without elements
+        return Need(operand.layout.bar), ()
+    entries = [(box, owner, (box, term)) for box, owner, term in output]
+    parts = {box: _projected(box, output.shape, operand.shape) for box in output.boxes}
+    whole = Box.whole(operand.shape)
+    has_whole = 0 in output.shape or not _tile(set(parts.values()))
+    uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]
+    need, place = need_of(operand.shape, uses, rank)
+    spots = []
+    for box, term in zip(output.boxes_of(rank), output.terms_of(rank), strict=True):
+        part = parts[box]
+        if has_whole:
+            spots.append(_Spot(place[whole, (box, term)], part.slices()))
+        else:
+            spots.append(_Spot(place[part, (box, term)]))
+    return need, tuple(spots)
+
+
+def _projected(box: Box, shape: tuple[int, ...], onto: tuple[int, ...]) -> Box:
+    """The part of an operand of shape `onto` that a box of the result is computed from."""
+    lead = len(shape) - len(onto)
+    start = [0 if n == 1 else low for n, low in zip(onto, box.start[lead:], strict=True)]
+    stop = [1 if n == 1 else high for n, high in zip(onto, box.stop[lead:], strict=True)]
+    return Box(tuple(start), tuple(stop))
+
+
+def _tile(parts: set[Box]) -> bool:
+    """Whether boxes that cover a shape are all apart."""
+    low = map(min, zip(*[part.start for part in parts], strict=True))
+    high = map(max, zip(*[part.stop for part in parts], strict=True))
+    return sum(part.volume for part in parts) == Box(tuple(low), tuple(high)).volume

@@ -1,0 +1,127 @@
+"""What a rule is: a pure function from the layouts of a call's operands to a decision.
+
+A rule sees layouts and plain arguments, never tensors, and never communicates. Its decision says in
+which layout each operand is needed, which layout the result has, and what a rank computes of its
+local pieces. The tensor class carries decisions out, and keeps them: the second call with the same
+layouts pays a look-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardwise.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import torch
+
+    from shardwise.geometry import Layout
+
+__all__ = [
+    "COMPOSITES",
+    "RULES",
+    "Call",
+    "Decision",
+    "Need",
+    "Operand",
+    "Rule",
+    "composite",
+    "register",
+]
+
+Pieces = list["torch.Tensor"]
+
+
+class Operand(NamedTuple):
+    """A tensor argument as a rule sees it."""
+
+    layout: Layout  # of a plain tensor, which is the same on all ranks: replicated on all of them
+    dtype: torch.dtype
+    is_plain: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+
+class Call(NamedTuple):
+    """A call of a torch function, as a rule sees it."""
+
+    function: Any
+    args: tuple[Any, ...]  # with an `Operand` in place of every tensor, in lists too
+    kwargs: dict[str, Any]
+    operands: tuple[Operand, ...]  # all of them, in order of appearance
+    ranks: tuple[int, ...]  # of the group, ascending
+    rank: int  # this one, for the kernel; the layouts may not depend on it
+
+
+class Need(NamedTuple):
+    """In which layout a rule wants an operand.
+
+    `work`, if there is any, says what the pieces are used for: it has the boxes of `layout`, and
+    the entries that compute the same share a term ([Note: gradients] in `comm/differentiable.py`).
+    A kernel gets one piece per entry of `work`, or else of `layout`, on its rank.
+    """
+
+    layout: Layout
+    work: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a call is carried out on one rank."""
+
+    needs: tuple[Need, ...]  # one per operand
+    outputs: tuple[Layout, ...]  # one per tensor that the function returns
+    # (pieces of each operand, invoke) -> the local pieces of each output. `invoke` is the torch
+    # function of the call on one tensor per operand.
+    kernel: Callable[[Sequence[Sequence[torch.Tensor]], Callable[..., Any]], list[Pieces]]
+    # Where the outputs are brought at once, as part of the function's meaning.
+    finish: tuple[Layout, ...] | None = None
+    # On a rank that has none of the outputs the kernel does not run. This does, on a tensor without
+    # elements per operand, and says by its results which dtypes they have; default: invoke.
+    phantom: Callable[..., Any] | None = None
+    is_one_call: bool = False  # whether the kernel on this rank is one `invoke` and no more
+    is_in_place: bool = False  # whether the function changes its first operand and returns it
+    pack: Callable[[list[Any]], Any] | None = None  # several outputs -> what is returned; a tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a torch function works on sharded tensors."""
+
+    name: str
+    # None: the rule does not cover the call, and it is computed by gathering.
+    decide: Callable[[Call], Decision | None]
+    # Whether numbers among the arguments matter to the decision (a dim does, a factor does not).
+    reads_numbers: bool = True
+    takes_rows: int | None = None  # the argument that, if plain, is this rank's rows of a batch
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+
+# Module state, filled when this package is imported.
+RULES: dict[Any, Rule] = {}
+COMPOSITES: dict[Any, Callable[..., Any]] = {}  # functions written in functions that have rules
+
+
+def register(rule: Rule, functions: Iterable[Any]) -> None:
+    """Makes `rule` what these torch functions do; one that has a rule already keeps it."""
+    for function in functions:
+        if function not in COMPOSITES:
+            RULES.setdefault(function, rule)
+
+
+def composite(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: these torch functions are written in others that have rules."""
+
+    def keep(written: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            if function in RULES or function in COMPOSITES:
+                raise ArgumentTypeError(f"{function} has a rule already")
+            COMPOSITES[function] = written
+        return written
+
+    return keep

@@ -1,0 +1,66 @@
+"""Who needs which box of an operand, and for what: from uses to a `Need`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardwise.geometry import Layout
+from shardwise.ops.rule import Need
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+    from shardwise.geometry import Box
+
+__all__ = ["Use", "need_of"]
+
+
+class Use(NamedTuple):
+    """A rank uses a box of an operand for a piece of work."""
+
+    box: Box
+    rank: int
+    work: Hashable
+
+
+def need_of(
+    shape: tuple[int, ...], uses: Iterable[Use], rank: int
+) -> tuple[Need, dict[tuple[Box, Hashable], int]]:
+    """The need that covers all uses, and where `rank` finds the piece for each of its own.
+
+    Ranks that use a box for the same work compute the same gradient; ranks that use it for other
+    work, another addend of it. Where their work overlaps in part, its pieces are kept apart.
+    """
+    by_box: dict[Box, dict[int, dict[Hashable, None]]] = defaultdict(lambda: defaultdict(dict))
+    for box, user, work in uses:
+        by_box[box][user][work] = None
+    boxes, owners, terms = [], [], []
+    mine: dict[tuple[Box, Hashable], int] = {}  # the term of each use of `rank`
+    for box, users in by_box.items():
+        number = _numbers(box, users)
+        for user, works in users.items():
+            used = sorted({number[work] for work in works})
+            boxes += [box] * len(used)
+            owners += [user] * len(used)
+            terms += used
+        mine |= {(box, work): number[work] for work in users.get(rank, ())}
+    work = Layout(shape, boxes, owners, terms=terms, pending="sum") if any(terms) else None
+    layout = Layout(shape, boxes, owners) if work is None else work.bar
+    entries = layout if work is None else work
+    place = {
+        entry: k
+        for k, entry in enumerate(zip(entries.boxes_of(rank), entries.terms_of(rank), strict=True))
+    }
+    return Need(layout, work), {use: place[use[0], term] for use, term in mine.items()}
+
+
+def _numbers(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[Hashable, int]:
+    """The term of each piece of work that the box is used for."""
+    works = dict.fromkeys(work for user in sorted(users) for work in users[user])
+    if not box.volume:  # nothing to add up
+        return dict.fromkeys(works, 0)
+    distinct = dict.fromkeys(frozenset(users[user]) for user in sorted(users))
+    if sum(map(len, distinct)) == len(works):  # equal or disjoint: one addend per user
+        return {work: k for k, together in enumerate(distinct) for work in together}
+    return {work: k for k, work in enumerate(works)}

@@ -1,0 +1,75 @@
+"""Communication that a torch function does and the user did not write: allowed, told or refused."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from shardwise.errors import ArgumentValueError, OpError
+from shardwise.settings import Setting
+from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.transfer.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.geometry import Layout
+    from shardwise.settings import Change
+
+__all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "implicit_comm"]
+
+ImplicitComm = Literal["allow", "warn", "error"]
+_POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
+_INNER = ("shardwise.", "torch.", "contextlib")  # modules whose code is not the user's
+
+
+class ImplicitCommWarning(UserWarning):
+    """A torch function moved tensors to do its work."""
+
+
+def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
+    """Sets what happens when a torch function has to move its tensors: allow, warn or error.
+
+    That is when operands are not where the function needs them, or when it has no sharded rule and
+    gathers them. Sums and statistics that a function exchanges as part of its own work are not
+    meant. "warn" (the default) warns once per place in the code. In a `with` statement, for its
+    block only.
+    """
+    if policy not in get_args(ImplicitComm):
+        raise ArgumentValueError(
+            "implicit_comm", expected=f"one of {', '.join(get_args(ImplicitComm))}", got=policy
+        )
+    return _POLICY.change(policy)
+
+
+def announce(
+    func: Any, moved: Sequence[Layout], nbytes: int, rank: int, *, gathers: bool = False
+) -> None:
+    """Says, by the policy, that a function moves tensors of these layouts."""
+    policy = _POLICY.get()
+    if policy == "allow":
+        return
+    verb = "gathers" if gathers else "moves"
+    what = (
+        f"{function_name(func)} {verb} its tensors ({'; '.join(map(str, moved))}): "
+        f"{format_bytes(nbytes)} between ranks"
+    )
+    fix = (
+        "There is no sharded rule for it. Work on st.local_shards(), write one with "
+        'custom_sharded_op_impl, or accept it: shardwise.implicit_comm("allow").'
+        if gathers
+        else "Bring the operands together first: shardwise.reshard(x, to); or accept it: "
+        'shardwise.implicit_comm("allow").'
+    )
+    if policy == "error":
+        raise OpError(what, rank=rank, fix=fix)
+    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=_user_level())
+
+
+def _user_level() -> int:
+    """How far up the stack the user's code is, as `warnings.warn` counts from our caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_INNER):
+        level, frame = level + 1, frame.f_back
+    return level
