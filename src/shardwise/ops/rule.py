@@ -24,6 +24,7 @@ __all__ = [
     "COMPOSITES",
     "RULES",
     "Call",
+    "Composite",
     "Decision",
     "Need",
     "Operand",
@@ -102,9 +103,16 @@ class Rule:
     tags: frozenset[str] = field(default_factory=frozenset)
 
 
+class Composite(NamedTuple):
+    """A torch function that is written in others that have rules."""
+
+    name: str
+    run: Callable[..., Any]  # takes what the function takes
+
+
 # Module state, filled when this package is imported.
 RULES: dict[Any, Rule] = {}
-COMPOSITES: dict[Any, Callable[..., Any]] = {}  # functions written in functions that have rules
+COMPOSITES: dict[Any, Composite] = {}
 
 
 def register(rule: Rule, functions: Iterable[Any]) -> None:
@@ -114,14 +122,16 @@ def register(rule: Rule, functions: Iterable[Any]) -> None:
             RULES.setdefault(function, rule)
 
 
-def composite(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: these torch functions are written in others that have rules."""
+def composite(
+    name: str, functions: Iterable[Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: what these torch functions do, written in others that have rules."""
 
-    def keep(written: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(run: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
             if function in RULES or function in COMPOSITES:
                 raise ArgumentTypeError(f"{function} has a rule already")
-            COMPOSITES[function] = written
-        return written
+            COMPOSITES[function] = Composite(name, run)
+        return run
 
     return keep

@@ -342,5 +342,5 @@ def _handler(rule: Rule, func: Any) -> Callable[..., Any]:
 
 for _function, _rule in RULES.items():
     handles(_function)(_handler(_rule, _function))
-for _function, _written in COMPOSITES.items():
-    handles(_function)(_written)
+for _function, _composite in COMPOSITES.items():
+    handles(_function)(_composite.run)

@@ -5,5 +5,6 @@ by its own name.
 """
 
 from shardwise.testing.local_run import run_local
+from shardwise.testing.op_check import Sample, check_op
 
-__all__ = ["run_local"]
+__all__ = ["Sample", "check_op", "run_local"]
