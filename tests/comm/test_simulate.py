@@ -36,6 +36,18 @@ def test_messages_arrive_and_are_counted_by_link() -> None:
     assert simulation.traffic.total_bytes == 24
 
 
+def test_an_element_of_an_expanded_tensor_is_sent() -> None:
+    def one(rank: int) -> float:
+        flight, heard = _world().flight(), torch.zeros(1)
+        flight.receive(1 - rank, heard)
+        flight.send(1 - rank, torch.tensor(float(rank)).expand(4)[2:3])
+        flight.launch()
+        flight.finish()
+        return heard.item()
+
+    assert simulate(one, 2).results == [1.0, 0.0]
+
+
 def test_what_is_sent_is_what_it_was_when_it_was_sent() -> None:
     def overwrite(rank: int) -> float:
         flight = _world().flight()

@@ -71,7 +71,8 @@ class PostedFlight:
 
 def as_bytes(buffer: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, as a flat one that shares its memory."""
-    return buffer.view(-1).view(torch.uint8)
+    # Not view(-1): one element of an expanded tensor is contiguous, and has a stride of 0.
+    return buffer.as_strided((buffer.numel(),), (1,)).view(torch.uint8)
 
 
 class BatchedFlight:
