@@ -16,6 +16,7 @@ from shardwise.comm.simulate import simulate
 from shardwise.geometry import Box, Layout
 from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.ops.reduction import Reduced, reduced_of, terms_of
+from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import parse_spec
@@ -104,6 +105,27 @@ def test_over_one_dim(name: str, case: tuple[Layout, Dims, bool]) -> None:
     if 0 in layout.shape and name in ("max", "argmin", "topk"):
         return
     _check(name, lambda x: call(x, dim, keepdim), values, layout)
+
+
+@pytest.mark.parametrize("name", [*MANY, *ONE])
+@settings(max_examples=15)
+@given(case=cases(), data=st.data())
+def test_backward_goes_on_to_exchanges_before(
+    name: str, case: tuple[Layout, Dims, bool], data: st.DataObject
+) -> None:
+    layout, dims, keepdim = case
+    if 0 in layout.shape or name in WITHOUT_GRADIENT:
+        return
+    before = data.draw(layouts(shape=layout.shape, addends=False))
+    call, values = MANY[name] if name in MANY else ONE[name]
+    over = dims if name in MANY else dims[0]
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, shardwise.ShardedTensor):
+            x = wrap(reshard_state(x._state, layout.bar))
+        return call(x, over, keepdim)
+
+    check_op(Sample(moved, (layout.shape,), values), [before])
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "var", "prod", "max", "argmax", "norm"])

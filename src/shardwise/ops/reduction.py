@@ -189,7 +189,7 @@ def terms_of(layout: Layout, reduced: Reduced, rank: int, *, along: int | None =
         cell = kept_box(box, reduced)
         if not cell.volume:
             holders.setdefault(cell, {})[owner] = (0,)
-    is_whole = all(len({*one}) == 1 for cell in users for one in [_all_shares(users[cell])])
+    is_whole = all(len({*_all_shares(ranks)}) == 1 for ranks in users.values())
     return Terms(reduced, holders, shares, is_whole)
 
 
