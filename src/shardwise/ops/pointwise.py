@@ -69,6 +69,8 @@ def decide_pointwise(
     in_place = in_place or _asks_in_place(call)
     if in_place:
         way = _way_in_place(call, linear, shape)
+        if way is None:
+            return None
     else:
         ways = [_way(call, layout, linear) for layout in _candidates(call, linear, shape)]
         way = min(ways, key=lambda way: way.cost)
@@ -188,25 +190,13 @@ def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
     return _Way(output, needs, tuple(spots for _, spots in found), cost)
 
 
-def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> _Way:
-    """The first operand stays where it is, since it is what changes."""
+def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> _Way | None:
+    """The first operand stays where it is, since it is what changes; None: by gathering."""
     target = call.operands[0]
-    name = getattr(call.function, "__name__", call.function)
     if target.is_plain or target.shape != shape:
-        raise OpError(
-            f"{name} in place",
-            rank=call.rank,
-            expected=f"a ShardedTensor of shape {shape} to change",
-            got=f"a {'plain' if target.is_plain else 'sharded'} tensor of shape {target.shape}",
-            fix="Compute a new tensor, or reshard it first.",
-        )
+        return None
     if target.layout.pending is not None and _stays_pending(call, linear, shape) != target.layout:
-        raise OpError(
-            f"{name} in place of a tensor with a pending {target.layout.pending}",
-            rank=call.rank,
-            got=str(target.layout),
-            fix="Reduce it first: st = shardwise.reshard(st, shardwise.replicate()).",
-        )
+        return None
     return _way(call, target.layout, linear)
 
 

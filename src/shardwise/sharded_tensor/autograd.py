@@ -299,7 +299,7 @@ class Hook:
         self._detach()
         if self._is_removed:
             return
-        state.hooks.append(self)
+        state.hooks = (*state.hooks, self)
         me = weakref.ref(self)
         if self._owner is not None:
             self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))

@@ -12,17 +12,16 @@ from typing import Any
 import torch
 
 from shardwise._torch_compat import RandomMarks, shares_memory, tree_leaves, tree_map
-from shardwise.comm.agreement import agree
-from shardwise.comm.checks import should_check
+from shardwise.comm.checks import is_debugging
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import function_name
-from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     replicated_layout,
     replicated_state,
 )
+from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import Seen, State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
@@ -55,8 +54,8 @@ def _gather_and_compute(
     if getattr(func, "__name__", "") in _RANDOM.split():
         raise _random(func, states[0])
     _announce(func, states)
-    if should_check(hot=True):
-        _compare(func, states, args, kwargs)
+    if is_debugging():
+        compare_calls(func, [*states, *_plain_tensors(args, kwargs)])
     found = {id(tensor): _Full(tensor, _whole(tensor._state)) for tensor in tensors}
 
     def plain(value: Any) -> Any:
@@ -74,16 +73,9 @@ def _gather_and_compute(
     return tree_map(lambda value: _everywhere(value, found, given, states[0]), result)
 
 
-def _compare(func: Any, states: list[State], args: Any, kwargs: Any) -> None:
-    """All ranks call the same function on the same tensors; plain ones by their data."""
+def _plain_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
     leaves = tree_leaves((args, kwargs))
-    plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, ShardedTensor)]
-    values = {
-        "layouts": [state.layout for state in states],
-        "dtypes": [state.dtype for state in states],
-        "plain tensors": [(tuple(x.shape), x.dtype, digest(x)) for x in plain],
-    }
-    agree(function_name(func), values, group=states[0].comm, hot=True)
+    return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, ShardedTensor)]
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
     OUTER,
+    RUNNERS,
     call_plain,
     function_name,
     sharded_arguments,
@@ -26,7 +27,11 @@ from shardwise.sharded_tensor.dispatch import (
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
-from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
+from shardwise.sharding_spec.custom_ops import (
+    CUSTOM_FUNCTIONS,
+    _dispatch_custom_op,
+    _has_custom_op,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,11 +47,13 @@ if TYPE_CHECKING:
 
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 
 __all__ = [
     "ShardedTensor",
     "ShardedTensorBase",
     "adopt",
+    "check_usable",
     "check_writable",
     "compute_by_gathering",
     "live_state",
@@ -315,14 +322,18 @@ class ShardedTensor(ShardedTensorBase):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
+        is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
+        if (runner := RUNNERS.get(func)) is not None and not is_custom:
+            return runner(args, kwargs)
         if func in OUTER:
             return call_plain(func, args, kwargs)
         for arg in args:
             if isinstance(arg, ShardedTensor):
-                _check_usable(arg)
-        custom = _custom(func, types, args, kwargs)
-        if custom is not None:
+                check_usable(arg)
+        if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
             return custom()
+        if runner is not None:
+            return runner(args, kwargs)
         handler = HANDLERS.get(func)
         if handler is None:
             return compute_by_gathering(func, args, kwargs)
@@ -331,12 +342,14 @@ class ShardedTensor(ShardedTensorBase):
 
 def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     """The tensor object of a state. [Note: outer and inner]"""
-    tensor: ShardedTensor = torch.Tensor._make_wrapper_subclass(
+    carriers = state.carriers
+    first = carriers[0]
+    tensor: ShardedTensor = _make_wrapper(
         ShardedTensor if cls is None else cls,
         state.layout.shape,
-        dtype=state.dtype,
-        device=state.device,
-        requires_grad=state.requires_grad,
+        dtype=first.dtype,
+        device=first.device,
+        requires_grad=first.requires_grad if len(carriers) == 1 else state.requires_grad,
     )
     tensor._state = state
     return tensor
@@ -344,11 +357,12 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
 
 def live_state(tensor: ShardedTensorBase) -> State:
     """The tensor's state; raises if autograd has gone past it. [Note: outer and inner]"""
-    _check_usable(tensor)
+    check_usable(tensor)
     return tensor._state
 
 
-def _check_usable(tensor: ShardedTensorBase) -> None:
+def check_usable(tensor: ShardedTensorBase) -> None:
+    """Raises if the data is gone, a view has grown old, or autograd has gone past the tensor."""
     if tensor._state.is_freed:
         raise _freed(tensor._state)
     if tensor._state.view_of:
@@ -420,8 +434,6 @@ def _custom(
         (first, *_) = sharded_arguments(args, kwargs, ShardedTensor)
         group = first._state.process_group
         return lambda: CUSTOM[func](types, args, kwargs, group)
-    if not is_custom_op(func):
-        return None
     for tensor in sharded_arguments(args, kwargs, ShardedTensor):
         spec, group = tensor.sharding_spec(), tensor._state.process_group
         if _has_custom_op(spec, func):
