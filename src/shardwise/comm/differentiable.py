@@ -14,6 +14,7 @@ entries are those of the result, and entries that do the same work have the same
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import torch
 
 from shardwise.comm.executor import execute, start_all
 from shardwise.comm.load import Transfer
+from shardwise.comm.tracing import TRACES, current_op, doing
 from shardwise.errors import OpError
 from shardwise.geometry import Layout
 from shardwise.transfer import plan_reshard
@@ -214,6 +216,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: Exchange, *carriers: torch.Tensor) -> Carriers:
         ctx.job = job
+        ctx.op = current_op()  # for the name of what backward sends
         # Read before backward communicates: non-reentrant checkpointing then recomputes at the
         # same node on every rank.
         ctx.save_for_backward(carriers[0].new_empty(0))
@@ -230,7 +233,9 @@ class _Exchange(torch.autograd.Function):
         incoming = grads
         if job.work is None:
             incoming = merge_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
-        outgoing = spread_terms(exchange(job.reversed(), incoming), job.source, rank)
+        with doing(f"backward of {ctx.op or 'reshard'}") if TRACES else nullcontext():
+            moved = exchange(job.reversed(), incoming)
+        outgoing = spread_terms(moved, job.source, rank)
         return None, *scale_terms(outgoing, job.source, rank, up=False)
 
 

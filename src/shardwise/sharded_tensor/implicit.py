@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from shardwise.call_site import user_level
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
@@ -21,7 +21,6 @@ __all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "implicit_comm"]
 
 ImplicitComm = Literal["allow", "warn", "error"]
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
-_INNER = ("shardwise.", "torch.", "contextlib")  # modules whose code is not the user's
 
 
 class ImplicitCommWarning(UserWarning):
@@ -64,12 +63,4 @@ def announce(
     )
     if policy == "error":
         raise OpError(what, rank=rank, fix=fix)
-    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=_user_level())
-
-
-def _user_level() -> int:
-    """How far up the stack the user's code is, as `warnings.warn` counts from our caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_INNER):
-        level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())

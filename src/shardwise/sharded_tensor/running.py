@@ -11,7 +11,8 @@ the result. So it calls the function on tensors without elements that come from 
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,10 +20,12 @@ import torch
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.resharding import check_one_group, replicated, reshard_state
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
@@ -48,6 +51,7 @@ _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _has_modes: Any = torch._C._is_torch_function_mode_enabled
 _Tensor: Any = torch.Tensor
 _grad_fn = _Tensor.grad_fn.__get__
+_NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
 _Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
@@ -73,7 +77,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     found: list[_Found] = []
     here: list[Any] = []  # the arguments of the quick way; those in `kwargs` make it a long one
     first: Any = None
-    is_from_rows = False
+    is_from_rows = has_plain = False
     with _NoDispatch():
         for arg in args:
             if type(arg) is ShardedTensor:
@@ -91,10 +95,19 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             else:
                 _note(arg, key, found, reads_numbers=rule.reads_numbers)
                 here.append(arg)
+                has_plain = has_plain or isinstance(arg, torch.Tensor)
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
+            has_plain = has_plain or isinstance(arg, torch.Tensor)
+    if has_plain:
+        rows = rule.takes_rows
+        if rows is not None and rows < len(args) and type(args[rows]) is torch.Tensor:
+            row = promoted(args[rows], args)
+            if row is not args[rows]:
+                return _run(rule, func, (*args[:rows], row, *args[rows + 1 :]), kwargs)
+        check_plain(func, found)
     if first is None:
         first = next(one for one in found if isinstance(one, State))
     decisions: dict[Any, _Known] = first.comm.decisions
@@ -113,7 +126,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if is_debugging():
         compare_calls(func, found)
     if not is_quick or (is_slow_with_grad and _needs_grad(found)):
-        return _run_pieces(known, decision, func, args, kwargs, found)
+        with doing(function_name(func)) if TRACES else _NOTHING:
+            return _run_pieces(known, decision, func, args, kwargs, found)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
@@ -362,10 +376,21 @@ def _call(
 # -- the table -------------------------------------------------------------------------------------
 
 
+def _named(func: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The composite, under whose name a trace lists what its parts send."""
+
+    @wraps(run)
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        with doing(function_name(func)) if TRACES else _NOTHING:
+            return run(*args, **kwargs)
+
+    return handler
+
+
 for _function, _rule in RULES.items():
     RUNNERS[_function] = partial(_run, _rule, _function)
 for _function, _composite in COMPOSITES.items():
-    handles(_function)(_composite.run)
+    handles(_function)(_named(_function, _composite.run))
 
 
 # -- operators -------------------------------------------------------------------------------------
