@@ -11,6 +11,7 @@ from shardwise.arguments import whole_number, whole_numbers
 from shardwise.comm.agreement import agree, explain
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.differentiable import Exchange, carriers_of, exchange
+from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
 from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
@@ -146,7 +147,7 @@ def _check_full(tensor: object, members: Communicator, src_rank: object) -> None
 
 def digest(tensor: torch.Tensor) -> str:
     """Digest of the values, bit for bit."""
-    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    data = as_bytes(tensor.detach().cpu().contiguous()).numpy()
     return hashlib.blake2b(data.tobytes(), digest_size=16).hexdigest()
 
 
