@@ -29,6 +29,7 @@ __all__ = [
     "Need",
     "Operand",
     "Rule",
+    "Then",
     "composite",
     "register",
 ]
@@ -57,6 +58,7 @@ class Call(NamedTuple):
     operands: tuple[Operand, ...]  # all of them, in order of appearance
     ranks: tuple[int, ...]  # of the group, ascending
     rank: int  # this one, for the kernel; the layouts may not depend on it
+    needs_grad: bool = False  # whether a gradient will be asked for; of rules that read it
 
 
 class Need(NamedTuple):
@@ -71,6 +73,18 @@ class Need(NamedTuple):
     work: Layout | None = None
 
 
+class Then(NamedTuple):
+    """What a rank computes, at the end, of outputs that ranks have exchanged.
+
+    The exchange is the function's own work, as that of `Decision.finish`.
+    """
+
+    needs: tuple[Need, ...]  # one per output of the decision
+    outputs: tuple[Layout, ...]  # what the function returns
+    kernel: Callable[[Sequence[Sequence[torch.Tensor]]], list[Pieces]]
+    phantom: Callable[..., Any]  # as that of a decision, on a tie per output of the decision
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """How a call is carried out on one rank."""
@@ -82,6 +96,7 @@ class Decision:
     kernel: Callable[[Sequence[Sequence[torch.Tensor]], Callable[..., Any]], list[Pieces]]
     # Where the outputs are brought at once, as part of the function's meaning.
     finish: tuple[Layout, ...] | None = None
+    then: Then | None = None  # not with `finish`
     # On a rank that has none of the outputs the kernel does not run. This does, on a tensor without
     # elements per operand, and says by its results which dtypes they have; default: invoke.
     phantom: Callable[..., Any] | None = None
@@ -99,6 +114,7 @@ class Rule:
     decide: Callable[[Call], Decision | None]
     # Whether numbers among the arguments matter to the decision (a dim does, a factor does not).
     reads_numbers: bool = True
+    reads_grad: bool = False  # whether it matters if a gradient will be asked for
     takes_rows: int | None = None  # the argument that, if plain, is this rank's rows of a batch
     tags: frozenset[str] = field(default_factory=frozenset)
 

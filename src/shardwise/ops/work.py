@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Box
 
-__all__ = ["Use", "need_of"]
+__all__ = ["Use", "need_of", "number_work"]
 
 
 class Use(NamedTuple):
@@ -38,7 +38,7 @@ def need_of(
     boxes, owners, terms = [], [], []
     mine: dict[tuple[Box, Hashable], int] = {}  # the term of each use of `rank`
     for box, users in by_box.items():
-        number = _numbers(box, users)
+        number = number_work(box, users)
         for user, works in users.items():
             used = sorted({number[work] for work in works})
             boxes += [box] * len(used)
@@ -55,7 +55,7 @@ def need_of(
     return Need(layout, work), {use: place[use[0], term] for use, term in mine.items()}
 
 
-def _numbers(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[Hashable, int]:
+def number_work(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[Hashable, int]:
     """The term of each piece of work that the box is used for."""
     works = dict.fromkeys(work for user in sorted(users) for work in users[user])
     if not box.volume:  # nothing to add up

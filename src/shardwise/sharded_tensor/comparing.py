@@ -12,11 +12,9 @@ from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
-    replicated_layout,
-    replicated_state,
     reshard_state,
 )
-from shardwise.sharded_tensor.tensor import ShardedTensor, compute_by_gathering, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -109,25 +107,6 @@ def _allclose(
         other,
         lambda x, y: torch.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan),
     )
-
-
-@handles(torch.all, _Tensor.all)
-def _all(input: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
-    """Of the whole tensor a scalar that every rank has; along a dim, by gathering."""
-    if args or kwargs:
-        return compute_by_gathering(torch.all, (input, *args), kwargs)
-    with torch.no_grad():
-        state = input._state
-        if state.layout.pending is not None:
-            state = replicated_state(state)
-        is_all = _hold((bool(shard.all()) for shard in state.shards), state)
-    return _everywhere(torch.tensor(is_all, device=state.device), state)
-
-
-def _everywhere(value: torch.Tensor, like: State) -> ShardedTensor:
-    """A value that is the same on all ranks, as a replicated tensor of the group."""
-    layout = replicated_layout(tuple(value.shape), like)
-    return wrap(like.with_carriers([value], layout=layout, spec=None))
 
 
 def _check_kinds(what: str, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
-    from shardwise.ops import Decision, Need, Rule
+    from shardwise.ops import Decision, Need, Rule, Then
 
 __all__ = ["compare_calls"]
 
@@ -110,6 +110,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         check_plain(func, found)
     if first is None:
         first = next(one for one in found if isinstance(one, State))
+    if rule.reads_grad:
+        key.append(_needs_grad(found))
     decisions: dict[Any, _Known] = first.comm.decisions
     try:
         known = decisions.get(tuple(key))
@@ -192,7 +194,8 @@ def _decide(
 
     seen = tuple(replaced(arg, (k,)) for k, arg in enumerate(args))
     named = {name: replaced(arg, (name,)) for name, arg in kwargs.items()}
-    decision = rule.decide(Call(func, seen, named, operands, ranks, rank))
+    needs_grad = rule.reads_grad and _needs_grad(found)
+    decision = rule.decide(Call(func, seen, named, operands, ranks, rank, needs_grad))
     if decision is None:
         return _Known(None, False, False, None, operands, tuple(slots), 0)
     pairs = list(zip(operands, decision.needs, strict=True))
@@ -208,6 +211,7 @@ def _decide(
         and has_one_piece
         and stays
         and decision.finish is None
+        and decision.then is None
         and len(decision.outputs) == 1
         and all(len(slot) == 1 and isinstance(slot[0], int) for slot in slots)
     )
@@ -286,23 +290,22 @@ def _run_pieces(
     def invoke(*tensors: torch.Tensor) -> Any:
         return _call(func, args, kwargs, known.slots, tensors)
 
-    has_output = [bool(layout.boxes_of(rank)) for layout in decision.outputs]
-    outputs: list[list[torch.Tensor]] = []
-    if any(has_output):
-        outputs = decision.kernel(pieces, invoke)
     if decision.is_in_place:
+        if decision.outputs[0].boxes_of(rank):
+            decision.kernel(pieces, invoke)
         show_requires_grad(args[0])
         return args[0]
-    if not all(has_output):
-        ties = _ties(decision, pieces, known.operands, invoke)
-        given = outputs or [[] for _ in ties]
-        outputs = [held or [tie] for held, tie in zip(given, ties, strict=True)]
-    made = [
-        first.with_carriers(held, layout=layout, spec=None)
-        for held, layout in zip(outputs, decision.outputs, strict=True)
-    ]
+    ndims = [len(operand.shape) for operand in known.operands]
+    made = _made(
+        decision.outputs,
+        lambda: decision.kernel(pieces, invoke),
+        lambda: _ties(decision.phantom or invoke, pieces, ndims),
+        first,
+    )
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
+    if decision.then is not None:
+        made = _afterwards(decision.then, made)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
@@ -333,18 +336,40 @@ def _pieces(one: _Found, need: Need, first: State) -> Sequence[torch.Tensor]:
     return exchange(job, one.carriers)
 
 
+def _made(
+    layouts: Sequence[Layout],
+    compute: Callable[[], list[list[torch.Tensor]]],
+    ties: Callable[[], list[torch.Tensor]],
+    first: State,
+) -> list[State]:
+    """What a kernel computes, in these layouts, with ties for what this rank has none of."""
+    has_output = [bool(layout.boxes_of(first.rank)) for layout in layouts]
+    outputs = compute() if any(has_output) else [[] for _ in layouts]
+    if not all(has_output):
+        outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
+    return [
+        first.with_carriers(held, layout=layout, spec=None)
+        for held, layout in zip(outputs, layouts, strict=True)
+    ]
+
+
+def _afterwards(then: Then, made: Sequence[State]) -> list[State]:
+    """What is computed of outputs once they are where they are needed."""
+    first = made[0]
+    pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
+    return _made(
+        then.outputs,
+        lambda: then.kernel(pieces),
+        lambda: _ties(then.phantom, pieces, [1] * len(pieces)),
+        first,
+    )
+
+
 def _ties(
-    decision: Decision,
-    pieces: Sequence[Sequence[torch.Tensor]],
-    operands: Sequence[Operand],
-    invoke: Callable[..., Any],
+    phantom: Callable[..., Any], pieces: Sequence[Sequence[torch.Tensor]], ndims: Sequence[int]
 ) -> list[torch.Tensor]:
     """What a rank that has none of an output carries in its place. [Note: phantoms]"""
-    phantoms = [
-        _phantom(held[0], len(operand.shape))
-        for held, operand in zip(pieces, operands, strict=True)
-    ]
-    results = (decision.phantom or invoke)(*phantoms)
+    results = phantom(*[_phantom(held[0], ndim) for held, ndim in zip(pieces, ndims, strict=True)])
     listed = list(results) if isinstance(results, tuple | list) else [results]
     return [result.reshape(-1)[:0] for result in listed]
 

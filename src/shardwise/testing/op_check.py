@@ -231,6 +231,10 @@ def _split(
         return
     if layout.pending == "product":
         raise ArgumentValueError("layout", expected="no pending product", got=str(layout))
+    if part.dtype == torch.bool:  # whose sum is "or"
+        for number in numbers:
+            terms[box, number] = part if number == numbers[0] else torch.zeros_like(part)
+        return
     rest = part * len(numbers) if layout.pending == "avg" else part.clone()
     for number in numbers[1:]:
         noise = torch.randint(-2, 3, part.shape, generator=generator).to(part.dtype)

@@ -1,0 +1,138 @@
+"""Sums and products along a dim that is cut: every piece's own, and the totals of those before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.geometry import Box
+from shardwise.ops.reduction import (
+    Fold,
+    Reduced,
+    decide_whole,
+    everywhere,
+    kept_box,
+    outlines,
+    slots_of,
+    terms_of,
+    tie_of,
+)
+from shardwise.ops.rule import Decision, Need, Then
+from shardwise.ops.work import Use, need_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.geometry import Layout
+    from shardwise.ops.reduction import Tensors, Terms
+    from shardwise.ops.rule import Call
+
+__all__ = ["decide_cumulative"]
+
+
+def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
+    """`cumsum` or `cumprod` along `dim`; only the totals of the pieces travel."""
+    operand = call.operands[0]
+    if not math.prod(operand.shape):
+        return everywhere(call)
+    layout, size = operand.layout.bar, operand.shape[dim] if operand.shape else 1
+    dims = (dim,) if operand.shape else ()
+    along = Reduced(operand.shape, dims, keepdim=True, width=size)
+    if not dims or layout.is_whole(dim):
+        return decide_whole(call, terms_of(layout, along, call.rank), layout)
+    terms = terms_of(layout, replace(along, width=1), call.rank, along=dim)
+    dtype = outlines(call)[0].dtype
+    slots = slots_of(terms, _totals(dim, dtype, is_product=is_product), layout, call.rank)
+    need, place = _need_of_totals(terms, layout, slots.layouts[0].shape, call.rank)
+    before = _places(terms, layout, place, call.rank)
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        return [*slots.kernel(pieces, invoke), [invoke(piece) for piece in pieces[0]]]
+
+    def phantom(x: torch.Tensor) -> list[torch.Tensor]:
+        return [*slots.phantom(x), tie_of([x], dtype)]
+
+    def add(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        totals, own = pieces
+        found = []
+        for one, box, places in zip(own, layout.boxes_of(call.rank), before, strict=True):
+            if not box.volume:  # in the graph of the totals all the same
+                found.append(one + tie_of(totals, one.dtype).reshape(one.shape))
+                continue
+            earlier = _earlier(totals, places, kept_box(box, terms.reduced), is_product)
+            found.append(one * earlier if is_product else one + earlier)
+        return [found]
+
+    return Decision(
+        (Need(layout),),
+        (*slots.layouts, layout),
+        kernel,
+        then=Then(
+            (need, Need(layout)), (layout,), add, lambda *ties: [tie_of(ties, ties[-1].dtype)]
+        ),
+        phantom=phantom,
+    )
+
+
+def _totals(dim: int, dtype: torch.dtype, *, is_product: bool) -> Fold:
+    def lift(piece: torch.Tensor, box: Box) -> Tensors:
+        total = torch.prod if is_product else torch.sum
+        return (total(piece, dim, keepdim=True, dtype=dtype).unsqueeze(0),)
+
+    return Fold(lift, lambda parts: parts, lambda part: part, lambda _: ((int(is_product),),))
+
+
+def _need_of_totals(
+    terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int
+) -> tuple[Need, dict[tuple[Box, Any], int]]:
+    """All totals of a cell on each rank that has some; what they are used for is each piece."""
+    uses = []
+    for box, owner, _ in layout:
+        if box.volume:
+            part = kept_box(box, terms.reduced)
+            cells = [cell for cell in terms.holders if cell.volume and part.contains(cell)]
+            uses += [Use(_all_slots(cell, shape[0]), owner, box) for cell in cells]
+    return need_of(shape, uses, rank)
+
+
+def _all_slots(cell: Box, count: int) -> Box:
+    return Box((0, 0, *cell.start), (count, 1, *cell.stop))
+
+
+def _places(
+    terms: Terms, layout: Layout, place: dict[tuple[Box, Any], int], rank: int
+) -> list[list[tuple[Box, int, int]]]:
+    """For each local piece its cells, where their totals are, and how many come before it."""
+    boxes = layout.boxes_of(rank)
+    total = terms.num_slots
+    found: list[list[tuple[Box, int, int]]] = [[] for _ in boxes]
+    for (cell, term), shares in terms.shares.items():
+        for share in shares:
+            slots = place[_all_slots(cell, total), boxes[share.piece]]
+            found[share.piece].append((cell, slots, term))
+    return found
+
+
+def _earlier(
+    totals: Sequence[torch.Tensor],
+    places: Sequence[tuple[Box, int, int]],
+    part: Box,
+    is_product: bool,
+) -> torch.Tensor:
+    """What the pieces before one add up to; of none too, to be in the graph of the totals."""
+
+    def combined(slots: int, count: int) -> torch.Tensor:
+        before = totals[slots][:count, 0]
+        return (torch.prod if is_product else torch.sum)(before, 0, dtype=before.dtype)
+
+    if len(places) == 1:
+        return combined(*places[0][1:])
+    found = totals[0].detach().new_empty(part.shape)
+    for cell, slots, count in places:
+        found[cell.relative_to(part).slices()] = combined(slots, count)
+    return found
