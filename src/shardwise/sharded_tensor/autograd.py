@@ -18,7 +18,7 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,7 +162,22 @@ def _backward(
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+    carriers = live_state(tensor).carriers
+    if gradient is None and inputs is None and _are_ones(tensor._state):
+        torch.autograd.backward(carriers, None, retain_graph, create_graph)
+    else:
+        _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+# As a method, since the way by which torch asks for it takes longer than many a backward.
+ShardedTensor.backward = _backward  # type: ignore[assignment]
+
+
+def _are_ones(state: State) -> bool:
+    """Whether the gradients that backward starts with are those that torch would take itself."""
+    if state.layout.pending == "avg":
+        return False
+    return all([carrier.dim() == 0 for carrier in state.carriers])
 
 
 @handles(torch.autograd.backward)
