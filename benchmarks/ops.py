@@ -10,11 +10,10 @@ ours, in which the model is plain torch on sharded parameters and the result is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
 
@@ -26,6 +25,9 @@ import shardwise
 from benchmarks.harness import Case, Result, System, measure
 from benchmarks.ranks import clock, quiet_peers
 from benchmarks.report import Options, Report, parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 PLAIN, DTENSOR, HAND = "plain", "DTensor", "by hand"
 EAGER, OPTIMIZER = "eager, 1 rank", "optimizer, 1 rank, 100 parameters"
@@ -263,8 +265,8 @@ def add_bars(report: Report) -> None:
             name = f"AdamW {kind}, {size} x {size}"
             report.check_ratio(name, group=OPTIMIZER, system=PLAIN, limit=limit)
     for world_size in (2, 4):
-        for size in SIZES:
-            ratio = partial(report.check_ratio, mlp_name(*size), group=mlp_group(world_size))
+        for sizes in SIZES:
+            ratio = partial(report.check_ratio, mlp_name(*sizes), group=mlp_group(world_size))
             ratio(system=HAND, limit=1.1)
             ratio(system=DTENSOR, limit=1.0)
 
