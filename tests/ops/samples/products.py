@@ -18,7 +18,7 @@ ROWS, COLUMNS, ALL = "chunk(0)", "chunk(1)", "replicate()"
 
 
 def _einsum(equation: str) -> Callable[..., torch.Tensor]:
-    return lambda *operands: torch.einsum(equation, *operands)  # type: ignore[no-any-return]  # torch has no type for it
+    return lambda *operands: torch.einsum(equation, *operands)
 
 
 def _in_place(name: str) -> Callable[..., torch.Tensor]:
@@ -26,7 +26,7 @@ def _in_place(name: str) -> Callable[..., torch.Tensor]:
 
     def call(addend: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
         copied = addend.clone()
-        changed = getattr(copied, name)(*factors, beta=0.5, alpha=2)
+        changed: torch.Tensor = getattr(copied, name)(*factors, beta=0.5, alpha=2)
         assert changed is copied
         return copied
 
