@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import current_backward
-from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
+from shardwise.comm.differentiable import (
+    Exchange,
+    exchange,
+    merge_terms,
+    scale_terms,
+    spread_terms,
+)
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.geometry import Layout
 from shardwise.sharded_tensor.dispatch import call_plain, handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
@@ -23,7 +30,6 @@ from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["Hook", "carriers_for", "gradient_state", "set_requires_grad"]
@@ -240,8 +246,17 @@ def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor
             found = reshard_state(gradient._state, state.layout.bar, devices=state.devices)
         else:
             found = cut_state(gradient, state, layout=state.layout.bar)
-        given = carriers_for(state, found)
+        given = _entering(found, state.layout)
     return scale_terms(given, state.layout, state.rank, up=False)
+
+
+def _entering(grad: State, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """One gradient per entry of `layout`, each term's a work of its own."""
+    if layout.pending is None:
+        return grad.carriers
+    work = Layout(layout.shape, layout.boxes, layout.owners, terms=layout.terms, pending="sum")
+    job = Exchange(grad.layout, grad.layout, grad.devices, grad.devices, grad.comm, work=work)
+    return exchange(job, grad.carriers)
 
 
 @handles(torch.autograd.grad)

@@ -26,7 +26,7 @@ def _in_place(name: str) -> Callable[..., torch.Tensor]:
 
     def call(addend: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
         copied = addend.clone()
-        changed = getattr(copied, name)(*factors, beta=0.5, alpha=2)
+        changed: torch.Tensor = getattr(copied, name)(*factors, beta=0.5, alpha=2)
         assert changed is copied
         return copied
 
