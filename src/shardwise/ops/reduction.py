@@ -36,6 +36,7 @@ __all__ = [
     "Fold",
     "Reduced",
     "Share",
+    "Slots",
     "Terms",
     "decide_fold",
     "decide_terms",
@@ -271,7 +272,9 @@ def outlines(call: Call) -> list[torch.Tensor]:
 
     def outline(value: Any) -> Any:
         if isinstance(value, Operand):
-            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+            # On the CPU there are the errors that people know.
+            device = "meta" if math.prod(value.shape) else "cpu"
+            return torch.empty(value.shape, dtype=value.dtype, device=device)
         return value
 
     kwargs = {name: outline(value) for name, value in call.kwargs.items()}
