@@ -20,6 +20,7 @@ from shardwise.comm.checks import should_check
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
 from shardwise.sharded_tensor.dispatch import function_name, handles
+from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import check_one_group, replicated, reshard_state
 from shardwise.sharded_tensor.state import State
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.ops import Decision, Need, Rule
+
+__all__: list[str] = []
 
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
@@ -203,9 +206,13 @@ def _compare(func: Any, found: Sequence[_Found]) -> None:
     values = {
         "operands": [
             (str(one.layout), one.layout.fingerprint, one.dtype)
-            if isinstance(one, State)
-            else ("plain", tuple(one.shape), one.dtype)
             for one in found
+            if isinstance(one, State)
+        ],
+        "plain tensors": [
+            (tuple(one.shape), one.dtype, digest(one))
+            for one in found
+            if isinstance(one, torch.Tensor)
         ],
         "requires_grad": _needs_grad(found),
     }
@@ -247,6 +254,8 @@ def _run_pieces(
     outputs: list[list[torch.Tensor]] = []
     if any(has_output):
         outputs = decision.kernel(pieces, invoke)
+    elif decision.is_in_place:
+        _write_into_tie(pieces, known.operands, invoke)
     if decision.is_in_place:
         show_requires_grad(args[0])
         return args[0]
@@ -276,7 +285,8 @@ def _pieces(one: _Found, need: Need, first: State) -> Sequence[torch.Tensor]:
     rank = first.rank
     entries = need.layout if need.work is None else need.work
     if isinstance(one, torch.Tensor):
-        if not (one.requires_grad and torch.is_grad_enabled()):
+        has_grad = one.requires_grad and torch.is_grad_enabled()
+        if not has_grad and need.layout.pending is None:  # of a sum it would be every term
             boxes = entries.boxes_of(rank)
             return [one if box.shape == one.shape else one[box.slices()] for box in boxes] or [
                 one.new_empty(0)
@@ -304,6 +314,24 @@ def _ties(
     results = (decision.phantom or invoke)(*phantoms)
     listed = list(results) if isinstance(results, tuple | list) else [results]
     return [result.reshape(-1)[:0] for result in listed]
+
+
+def _write_into_tie(
+    pieces: Sequence[Sequence[torch.Tensor]],
+    operands: Sequence[Operand],
+    invoke: Callable[..., Any],
+) -> None:
+    """What an in-place function does on a rank that holds nothing of its target.
+
+    The tie is written as the others' shards are: it comes to depend on what the function reads,
+    counts a version, and raises what they raise.
+    """
+    tie, ndim = pieces[0][0], len(operands[0].shape)
+    others = [
+        _phantom(held[0], len(operand.shape))
+        for held, operand in zip(pieces[1:], operands[1:], strict=True)
+    ]
+    invoke(tie.view((0,) * ndim) if ndim else tie, *others)
 
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
