@@ -323,6 +323,10 @@ class ShardedTensor(ShardedTensorBase):
         custom = _custom(func, types, args, kwargs)
         if custom is not None:
             return custom()
+        if kwargs.get("out") is not None:
+            from shardwise.sharded_tensor.out_argument import compute_into
+
+            return compute_into(func, args, kwargs)
         handler = HANDLERS.get(func)
         if handler is None:
             return compute_by_gathering(func, args, kwargs)
