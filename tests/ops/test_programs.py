@@ -46,8 +46,8 @@ def _plus_in_place(x: Any, y: Any) -> Any:
 
 
 def _into(x: Any, y: Any) -> Any:
-    copy = x.clone()
-    return copy.copy_(y.sin())
+    made = x + y
+    return made.copy_(y.sin())
 
 
 class Op(NamedTuple):
@@ -77,7 +77,7 @@ OPS = [
     Op("addcmul", 3, lambda x, y, z: torch.addcmul(x, y, z, value=0.5)),
     Op("lerp", 3, lambda x, y, z: torch.lerp(x, y, z.sigmoid())),
     Op("add in place", 2, _plus_in_place, _first),
-    Op("copy", 2, _into, _first),
+    Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
 ]

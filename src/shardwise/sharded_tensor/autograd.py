@@ -15,10 +15,10 @@ import torch
 from shardwise._torch_compat import current_backward
 from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
-from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, show_requires_grad, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> Shar
         check_requires_grad(state.layout, state.dtype, state.rank)
     for carrier in state.carriers:
         carrier.requires_grad_(requires_grad)
-    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    show_requires_grad(tensor)
     parameter, state.converted_from = state.converted_from, None
     if parameter is not None and requires_grad:  # [Note: Module.to] in copying.py
         for hook in list(parameter._state.hooks):

@@ -93,7 +93,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
-        show_requires_grad(args[0])
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     piece = func(*here, **kwargs)
     return args[0] if piece is here[0] else _wrapped(known, piece, first, found)
@@ -257,7 +258,8 @@ def _run_pieces(
     elif decision.is_in_place:
         _write_into_tie(pieces, known.operands, invoke)
     if decision.is_in_place:
-        show_requires_grad(args[0])
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     if not all(has_output):
         ties = _ties(decision, pieces, known.operands, invoke)
