@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
+from torch._C._functorch import peek_interpreter_stack as _transforms
+from torch.autograd import forward_ad as _forward_ad
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +28,7 @@ __all__ = [
     "RandomMarks",
     "Store",
     "TorchDispatchMode",
+    "active_transform",
     "all_gather_single",
     "current_backward",
     "fan_of",
@@ -52,6 +55,15 @@ remote_device = _remote_device
 _dist: Any = dist
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def active_transform() -> str | None:
+    """What torch does to the functions that run now, beyond calling them; mostly None."""
+    if _transforms() is not None:
+        return "torch.func"
+    if _forward_ad._current_level >= 0:
+        return "forward-mode AD"
+    return None if torch._C._get_tracing_state() is None else "torch.jit.trace"
 
 
 def current_backward() -> int:

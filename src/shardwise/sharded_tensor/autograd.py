@@ -22,10 +22,10 @@ from shardwise.comm.differentiable import (
 )
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.geometry import Layout
-from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, show_requires_grad, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> Shar
         check_requires_grad(state.layout, state.dtype, state.rank)
     for carrier in state.carriers:
         carrier.requires_grad_(requires_grad)
-    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    show_requires_grad(tensor)
     parameter, state.converted_from = state.converted_from, None
     if parameter is not None and requires_grad:  # [Note: Module.to] in copying.py
         for hook in list(parameter._state.hooks):

@@ -16,7 +16,7 @@ import torch
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.autograd import set_requires_grad
-from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import as_one, checked_size
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
@@ -29,6 +29,7 @@ from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
     check_writable,
+    show_requires_grad,
     user_attributes,
     wrap,
 )
@@ -74,7 +75,7 @@ def _copy_attributes(source: ShardedTensor, target: ShardedTensor) -> None:
 def _detach_in_place(tensor: ShardedTensor) -> ShardedTensor:
     for carrier in tensor._state.carriers:
         carrier.detach_()
-    call_plain(_Tensor.requires_grad_, (tensor, False), {})
+    show_requires_grad(tensor)
     return tensor
 
 
@@ -164,8 +165,7 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)
-    if state.requires_grad:  # which it may by this copy. [Note: outer and inner] in tensor.py
-        call_plain(_Tensor.requires_grad_, (tensor,), {})
+    show_requires_grad(tensor)  # which it may by this copy
     return tensor
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from shardwise._torch_compat import active_transform
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
@@ -133,7 +134,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
-        show_requires_grad(args[0])
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     piece = func(*here, **kwargs)
     if piece is here[0]:
@@ -293,7 +295,10 @@ def _run_pieces(
     if decision.is_in_place:
         if decision.outputs[0].boxes_of(rank):
             decision.kernel(pieces, invoke)
-        show_requires_grad(args[0])
+        else:
+            _write_into_tie(pieces, known.operands, invoke)
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     ndims = [len(operand.shape) for operand in known.operands]
     made = _made(
@@ -322,7 +327,8 @@ def _pieces(one: _Found, need: Need, first: State) -> Sequence[torch.Tensor]:
     rank = first.rank
     entries = need.layout if need.work is None else need.work
     if isinstance(one, torch.Tensor):
-        if not (one.requires_grad and torch.is_grad_enabled()):
+        has_grad = one.requires_grad and torch.is_grad_enabled()
+        if not has_grad and need.layout.pending is None:  # of a sum it would be every term
             boxes = entries.boxes_of(rank)
             return [one if box.shape == one.shape else one[box.slices()] for box in boxes] or [
                 one.new_empty(0)
@@ -372,6 +378,24 @@ def _ties(
     results = phantom(*[_phantom(held[0], ndim) for held, ndim in zip(pieces, ndims, strict=True)])
     listed = list(results) if isinstance(results, tuple | list) else [results]
     return [result.reshape(-1)[:0] for result in listed]
+
+
+def _write_into_tie(
+    pieces: Sequence[Sequence[torch.Tensor]],
+    operands: Sequence[Operand],
+    invoke: Callable[..., Any],
+) -> None:
+    """What an in-place function does on a rank that holds nothing of its target.
+
+    The tie is written as the others' shards are: it comes to depend on what the function reads,
+    counts a version, and raises what they raise.
+    """
+    tie, ndim = pieces[0][0], len(operands[0].shape)
+    others = [
+        _phantom(held[0], len(operand.shape))
+        for held, operand in zip(pieces[1:], operands[1:], strict=True)
+    ]
+    invoke(tie.view((0,) * ndim) if ndim else tie, *others)
 
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
@@ -430,7 +454,9 @@ def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
     ask_torch = getattr(torch.Tensor, name)
 
     def operate(self: Any, other: Any) -> Any:
-        if type(other) is not ShardedTensor or type(self) is not ShardedTensor or _has_modes():
+        if type(other) is not ShardedTensor or type(self) is not ShardedTensor:
+            return ask_torch(self, other)
+        if _has_modes() or active_transform() is not None:
             return ask_torch(self, other)
         a, b = self._state, other._state
         x, y = a.carriers[0], b.carriers[0]

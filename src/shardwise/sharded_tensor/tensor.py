@@ -3,7 +3,8 @@
 [Note: outer and inner] The object is a wrapper: its own size and dtype are the global ones, and it
 has no data. What this rank holds is in its `State`, and autograd runs on those local tensors. The
 outer tensor requires grad when they do, so that code that bypasses `__torch_function__` (a user's
-autograd.Function) leaves a grad_fn on it, by which the next call notices.
+autograd.Function) leaves a grad_fn on it, by which the next call notices; and if what it gives is
+plain, its gradient comes to the outer tensor, where a hook notices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise._torch_compat import swap_impl
+from shardwise._torch_compat import active_transform, swap_impl
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.assigning import Assigned
 from shardwise.sharded_tensor.dispatch import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+_SET_HOOKS = _Tensor._backward_hooks.__set__
 
 __all__ = [
     "ShardedTensor",
@@ -147,22 +149,20 @@ class ShardedTensorBase(torch.Tensor):
             setattr(made, name, value)
         return made
 
-    # torch.compile and Module.to know a tensor made of others by these two methods. The names are
-    # looked up as attributes.
+    # By these two methods Module.to knows a tensor made of others, which it swaps. torch.compile
+    # calls them: compiled code works on the outer tensor, and would train without gradients.
 
-    def __tensor_flatten__(self) -> tuple[list[str], State]:
-        return [f"_carrier_{k}" for k in range(len(self._state.carriers))], self._state
+    def __tensor_flatten__(self) -> Any:
+        raise OpError(
+            "torch.compile of a function of ShardedTensors",
+            rank=self._state.rank,
+            fix="Compile what works on st.local_tensor(), and leave this function out: "
+            "torch.compiler.disable(function).",
+        )
 
     @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], state: State, outer_size: Any, outer_stride: Any
-    ) -> ShardedTensor:
-        return wrap(state.with_carriers(list(inner.values())))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_carrier_") and name[9:].isdecimal():
-            return self._state.carriers[int(name[9:])]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __tensor_unflatten__(inner: Any, state: Any, outer_size: Any, outer_stride: Any) -> Any:
+        raise OpError("torch.compile of a function of ShardedTensors")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
@@ -321,12 +321,20 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = {} if kwargs is None else kwargs
         is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
-        if (runner := RUNNERS.get(func)) is not None and not is_custom:
-            return runner(args, kwargs)
-        if func in OUTER:
+        if not kwargs:
+            kwargs = {}
+        elif kwargs.get("out") is not None and not is_custom:
+            from shardwise.sharded_tensor.out_argument import compute_into
+
+            return compute_into(func, args, kwargs)
+        runner = RUNNERS.get(func)
+        if runner is None and func in OUTER:
             return call_plain(func, args, kwargs)
+        if (transform := active_transform()) is not None:
+            raise _transformed(func, transform)
+        if runner is not None and not is_custom:
+            return runner(args, kwargs)
         for arg in args:
             if isinstance(arg, ShardedTensor):
                 check_usable(arg)
@@ -344,14 +352,17 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     """The tensor object of a state. [Note: outer and inner]"""
     carriers = state.carriers
     first = carriers[0]
+    requires_grad = first.requires_grad if len(carriers) == 1 else state.requires_grad
     tensor: ShardedTensor = _make_wrapper(
         ShardedTensor if cls is None else cls,
         state.layout.shape,
         dtype=first.dtype,
         device=first.device,
-        requires_grad=first.requires_grad if len(carriers) == 1 else state.requires_grad,
+        requires_grad=requires_grad,
     )
     tensor._state = state
+    if requires_grad:
+        _watch(tensor)
     return tensor
 
 
@@ -390,9 +401,36 @@ def check_writable(tensor: ShardedTensor, func: Any) -> None:
 
 
 def show_requires_grad(tensor: ShardedTensor) -> None:
-    """Has the outer tensor follow local ones into which something with a gradient was written."""
-    if torch.is_grad_enabled() and tensor._state.requires_grad:
-        call_plain(_Tensor.requires_grad_, (tensor, True), {})
+    """Has the outer tensor require grad as the local ones do. [Note: outer and inner]"""
+    requires_grad = tensor._state.requires_grad
+    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    if requires_grad:
+        _watch(tensor)
+
+
+def _watch(tensor: ShardedTensor) -> None:
+    """Notices a gradient that reaches the outer tensor. [Note: outer and inner]"""
+    with torch._C.DisableTorchFunctionSubclass():
+        _SET_HOOKS(tensor, _ASTRAY)
+
+
+def _refuse_gradient(_: torch.Tensor) -> None:
+    raise OpError(
+        "a gradient went to a ShardedTensor past its local tensors, and would be lost",
+        fix="A user's autograd.Function took it: call that on st.local_tensor() or "
+        "st.full_tensor().",
+    )
+
+
+_ASTRAY = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+
+
+def _transformed(func: Any, transform: str) -> OpError:
+    return OpError(
+        f"{function_name(func)} of a ShardedTensor under {transform}, which does not know its "
+        "local tensors",
+        fix="Work on st.local_shards() or st.full_tensor() there, taken outside.",
+    )
 
 
 def _check_fresh(state: State) -> None:

@@ -238,8 +238,11 @@ def _split(
     rest = part * len(numbers) if layout.pending == "avg" else part.clone()
     for number in numbers[1:]:
         noise = torch.randint(-2, 3, part.shape, generator=generator).to(part.dtype)
+        if part.dtype == torch.bool:  # there is nothing to subtract: a sum is an or
+            noise = noise & part
+        else:
+            rest = rest - noise
         terms[box, number] = noise
-        rest = rest - noise
     terms[box, numbers[0]] = rest
 
 
