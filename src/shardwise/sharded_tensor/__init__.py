@@ -6,6 +6,8 @@ from shardwise.sharded_tensor import (  # noqa: F401
     comparing,
     copying,
     fallback,
+    foreach,
+    list_norms,
     inspecting,
     moving,
     pickling,

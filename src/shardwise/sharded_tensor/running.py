@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from shardwise.ops import Decision, Need, Rule
 
+__all__ = ["compare_operands"]
+
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
 _Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
@@ -83,7 +85,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if decision is None:
         return compute_by_gathering(func, args, kwargs)
     if should_check(hot=True):
-        _compare(func, found)
+        compare_operands(func, found)
     if not known.is_quick or (known.is_slow_with_grad and _needs_grad(found)):
         return _run_pieces(known, decision, func, args, kwargs, found)
     here = [arg._state.carriers[0] if isinstance(arg, ShardedTensor) else arg for arg in args]
@@ -197,7 +199,7 @@ def _bytes_between(operand: Operand, need: Need) -> int:
     return plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
 
 
-def _compare(func: Any, found: Sequence[_Found]) -> None:
+def compare_operands(func: Any, found: Sequence[_Found]) -> None:
     """All ranks call the same function on the same layouts; in debug mode."""
     first = next(one for one in found if isinstance(one, State))
     values = {

@@ -47,6 +47,7 @@ __all__ = [
     "ShardedTensor",
     "ShardedTensorBase",
     "adopt",
+    "check_all_usable",
     "check_writable",
     "compute_by_gathering",
     "live_state",
@@ -362,6 +363,15 @@ def _check_usable(tensor: ShardedTensorBase) -> None:
             "works on local tensors only: call it on st.local_tensor(), or use "
             "torch.utils.checkpoint with use_reentrant=False.",
         )
+
+
+def check_all_usable(tensors: Sequence[ShardedTensorBase]) -> None:
+    """`live_state` of many tensors, without the states."""
+    with torch._C.DisableTorchFunctionSubclass():
+        passed_by = any([tensor.grad_fn is not None for tensor in tensors])
+    if passed_by or any([tensor._state.is_freed or tensor._state.view_of for tensor in tensors]):
+        for tensor in tensors:
+            _check_usable(tensor)
 
 
 def check_writable(tensor: ShardedTensor, func: Any) -> None:
