@@ -14,6 +14,8 @@ from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
+from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
+from torch.utils._foreach_utils import _foreach_supported_types as _utils_foreach_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -26,6 +28,7 @@ __all__ = [
     "RandomMarks",
     "Store",
     "TorchDispatchMode",
+    "allow_foreach",
     "all_gather_single",
     "current_backward",
     "fan_of",
@@ -52,6 +55,14 @@ remote_device = _remote_device
 _dist: Any = dist
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def allow_foreach(cls: type) -> None:
+    """Has optimizers and `torch.nn.utils` take list functions by default for this class, too."""
+    kinds: list[list[type]] = [_optim_foreach_types, _utils_foreach_types]
+    for known in kinds:
+        if cls not in known:
+            known.append(cls)
 
 
 def current_backward() -> int:

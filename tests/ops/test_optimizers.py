@@ -7,97 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.ops.parameters import SHAPES, WORLD_SIZE, Pair, check_same, layouts, pairs, sharded
 
 import shardwise
-from shardwise.comm.process_group import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.errors import OpError, RankFailure
-from shardwise.geometry import Box, Layout
-from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
-from shardwise.testing.op_check import layout_kinds, shards_of_full
+from shardwise.errors import OpError
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.testing.op_check import layout_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 Optimizer = torch.optim.Optimizer
-SHAPES = ((5, 4), (6,), (2, 3, 2), ())
-WORLD_SIZE = 4
 STEPS = 3
-
-
-def layouts(shape: tuple[int, ...], world_size: int) -> list[Layout]:
-    """Of every kind that parameters may have: nothing is pending."""
-    found = [one for one in layout_kinds(shape, world_size=world_size).values() if not one.pending]
-    if shape and world_size > 2:  # replica sets that overlap
-        middle = shape[0] // 2
-        low = Box((0,) * len(shape), (middle, *shape[1:]))
-        high = Box((middle, *[0] * (len(shape) - 1)), shape)
-        found.append(Layout(shape, [low, low, high, high], [0, 1, 1, 2]))
-    return found
-
-
-def sharded(full: torch.Tensor, layout: Layout, requires_grad: bool = False) -> ShardedTensor:
-    """This rank's part of a full tensor."""
-    members = communicator()
-    shards = shards_of_full(full.detach(), layout).get(members.rank, [])
-    for shard in shards:
-        shard.requires_grad_(requires_grad)
-    return wrap(
-        make_state(
-            layout, shards, group=members, dtype=full.dtype, requires_grad=requires_grad
-        )
-    )
-
-
-class Pair:
-    """A parameter, plain or sharded, and the full tensor that is its oracle."""
-
-    def __init__(self, number: int, shape: tuple[int, ...], layout: Layout | None) -> None:
-        self.generator = torch.Generator().manual_seed(number)
-        self.layout = layout
-        self.full = self.numbers(shape).requires_grad_()
-        self.given = self.like_given(self.full).requires_grad_()
-
-    def numbers(self, shape: Sequence[int]) -> torch.Tensor:
-        return torch.randn(tuple(shape), dtype=torch.float64, generator=self.generator)
-
-    def like_given(self, full: torch.Tensor) -> torch.Tensor:
-        if self.layout is None:
-            return full.detach().clone()
-        return sharded(full, self.layout)
-
-    def set_grads(self) -> None:
-        self.full.grad = self.numbers(self.full.shape)
-        self.given.grad = self.like_given(self.full.grad)
-
-    def check(self, what: str) -> None:
-        check_same(self.given, self.full, what)
-
-
-def check_same(given: torch.Tensor, full: torch.Tensor, what: str) -> None:
-    """Every local piece is that of the full tensor."""
-    assert given.shape == full.shape, what
-    assert given.dtype == full.dtype, what
-    if not isinstance(given, ShardedTensor):
-        torch.testing.assert_close(given.detach(), full.detach(), msg=lambda m: f"{what}: {m}")
-        return
-    state = given._state
-    for box, shard in zip(state.boxes, state.shards, strict=True):
-        torch.testing.assert_close(
-            shard.detach(),
-            full.detach()[box.slices()],
-            msg=lambda m: f"{what}, {state.layout} on rank {state.rank}: {m}",
-        )
-
-
-def pairs(world_size: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Pair]:
-    """Parameters of every layout, and plain ones among them."""
-    found: list[Pair] = []
-    for shape in shapes:
-        for layout in [None, *layouts(shape, world_size)]:
-            found.append(Pair(len(found), shape, layout))
-    return found
 
 
 def two_groups(params: Sequence[torch.Tensor], **options: Any) -> list[dict[str, Any]]:
@@ -110,17 +32,22 @@ def check_steps(
     world_size: int = WORLD_SIZE,
     policy: Any = "error",
     shapes: Sequence[tuple[int, ...]] = SHAPES,
+    atol: float | None = None,
 ) -> None:
     """Raises unless the optimizer does the same to sharded parameters and to full ones."""
 
     def on_rank(rank: int) -> None:
-        check_steps_here(make, world_size, policy, shapes)
+        check_steps_here(make, world_size, policy, shapes, atol)
 
     simulate(on_rank, world_size)
 
 
 def check_steps_here(
-    make: Callable[[Any], Optimizer], world_size: int, policy: Any, shapes: Any
+    make: Callable[[Any], Optimizer],
+    world_size: int,
+    policy: Any,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    atol: float | None = None,
 ) -> None:
     every = pairs(world_size, shapes)
     plain = make(two_groups([pair.full for pair in every], lr=0.02))
@@ -132,7 +59,7 @@ def check_steps_here(
         with shardwise.implicit_comm(policy):
             optimizer.step()
         for pair in every:
-            pair.check(f"step {step}")
+            pair.check(f"step {step}", atol)
     check_same_state(optimizer, plain, every)
 
 
@@ -191,3 +118,151 @@ def test_pointwise_optimizers_work_on_local_pieces(name: str, foreach: bool) -> 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_optimizers_work_on_local_pieces(name: str) -> None:
     check_steps(lambda params: POINTWISE[name](params, fused=True))
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_rprop(foreach: bool) -> None:
+    check_steps(lambda params: optim.Rprop(params, foreach=foreach), policy="allow")
+
+
+def test_defaults() -> None:
+    check_steps(lambda params: optim.AdamW(params))
+
+
+def test_one_and_two_ranks() -> None:
+    check_steps(lambda params: optim.AdamW(params, foreach=True), world_size=1)
+    check_steps(lambda params: optim.AdamW(params, fused=True), world_size=2)
+
+
+def test_a_tensor_as_learning_rate() -> None:
+    lr = torch.tensor(0.1)
+    check_steps(lambda params: optim.Adam(params, lr=lr, fused=True))
+    check_steps(lambda params: optim.SGD(params, lr=lr, fused=True))
+    check_steps(lambda params: optim.Adam(params, lr=lr, foreach=False))
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adafactor(foreach: bool) -> None:
+    check_steps(lambda params: optim.Adafactor(params, foreach=foreach), policy="allow")
+
+
+def test_muon() -> None:
+    """It computes in bfloat16, so not to the last digit."""
+    if hasattr(optim, "Muon"):
+        check_steps(lambda params: optim.Muon(params), policy="allow", shapes=[(4, 5), (3, 6)], atol=2e-3)
+
+
+def test_lbfgs_with_a_closure() -> None:
+    def on_rank(rank: int) -> None:
+        every = pairs(WORLD_SIZE, [(5, 4), (6,)])
+        plain = optim.LBFGS([pair.full for pair in every], line_search_fn="strong_wolfe")
+        optimizer = optim.LBFGS([pair.given for pair in every], line_search_fn="strong_wolfe")
+
+        def closure(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> Callable[[], Any]:
+            def run() -> torch.Tensor:
+                optimizer.zero_grad()
+                full = [p.full_tensor() if isinstance(p, ShardedTensor) else p for p in params]
+                loss = sum(((one.sin() - k / 7) ** 2).sum() for k, one in enumerate(full))
+                assert isinstance(loss, torch.Tensor)
+                loss.backward()
+                return loss
+
+            return run
+
+        with shardwise.implicit_comm("allow"):
+            for _ in range(2):
+                expected = plain.step(closure(plain, [pair.full for pair in every]))
+                found = optimizer.step(closure(optimizer, [pair.given for pair in every]))
+                torch.testing.assert_close(found.item(), expected.item())
+        for pair in every:
+            pair.check("LBFGS")
+
+    simulate(on_rank, WORLD_SIZE)
+
+
+def test_sparse_adam_refuses_dense_gradients() -> None:
+    def on_rank(rank: int) -> None:
+        pair = Pair(0, (5, 4), layouts((5, 4), 2)[0])
+        pair.set_grads()
+        with pytest.raises(RuntimeError, match="does not support dense gradients"):
+            optim.SparseAdam([pair.given]).step()
+
+    simulate(on_rank, 2)
+
+
+def test_state_dicts_and_copies_go_on_where_they_were() -> None:
+    def on_rank(rank: int) -> None:
+        every = pairs(WORLD_SIZE)
+        plain = optim.Adam([pair.full for pair in every], amsgrad=True)
+        first = optim.Adam([pair.given for pair in every], amsgrad=True, foreach=True)
+        step(every, plain, first)
+        second = optim.Adam([pair.given for pair in every], lr=9.0, amsgrad=True, fused=True)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        step(every, plain, second)
+        params = [pair.given for pair in every]
+        copied_params, third = copy.deepcopy((params, second))
+        for pair, param in zip(every, copied_params, strict=True):
+            pair.given = param
+        step(every, plain, third)
+        check_same_state(third, plain, every)
+
+    def step(every: Sequence[Pair], *optimizers: Optimizer) -> None:
+        for pair in every:
+            pair.set_grads()
+        for optimizer in optimizers:
+            optimizer.step()
+        for pair in every:
+            pair.check("after loading")
+
+    simulate(on_rank, WORLD_SIZE)
+
+
+def test_state_of_a_parameter_that_was_resharded_follows() -> None:
+    def on_rank(rank: int) -> None:
+        for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+            pair = Pair(0, (5, 4), layouts((5, 4), WORLD_SIZE)[3])
+            plain, found = optim.AdamW([pair.full]), optim.AdamW([pair.given], **options)
+            assert isinstance(pair.given, ShardedTensor)
+            for text in ("chunk(1)", "chunk(0)", "replicate()"):
+                pair.set_grads()
+                plain.step()
+                with shardwise.implicit_comm("allow"):
+                    found.step()
+                pair.check(f"{options}")
+                spec = shardwise.parse_spec(text, ranks=range(WORLD_SIZE), device="cpu")
+                pair.given.reshard(spec)
+                pair.layout = pair.given.shard_layout
+
+    simulate(on_rank, WORLD_SIZE)
+
+
+def test_fused_steps_are_counted_as_writes() -> None:
+    def on_rank(rank: int) -> None:
+        pair = Pair(0, (5, 4), layouts((5, 4), 2)[0])
+        pair.set_grads()
+        before = pair.given._version
+        optim.AdamW([pair.given], fused=True).step()
+        assert pair.given._version > before
+
+    simulate(on_rank, 2)
+
+
+def test_a_pending_parameter_is_refused() -> None:
+    def on_rank(rank: int) -> None:
+        pending = layout_kinds((5, 4), world_size=2)["pending"]
+        param = sharded(torch.ones(5, 4), pending, requires_grad=True)
+        param.grad = sharded(torch.ones(5, 4), pending.bar)
+        for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+            with pytest.raises(OpError, match="pending sum"):
+                optim.AdamW([param], **options).step()
+
+    simulate(on_rank, 2)
+
+
+def _on_real_rank(rank: int) -> None:
+    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        check_steps_here(lambda params, o=options: optim.AdamW(params, **o), 3, "error")
+
+
+def test_on_real_ranks() -> None:
+    shardwise.run_local(_on_real_rank, 3)

@@ -192,7 +192,12 @@ def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> 
     """The first operand stays where it is, since it is what changes."""
     target = call.operands[0]
     name = getattr(call.function, "__name__", call.function)
-    if target.is_plain or target.shape != shape:
+    is_everywhere = [
+        operand.layout.is_replicated and operand.layout.ranks == call.ranks
+        for operand in call.operands
+    ]
+    # What all ranks have they can write into a plain tensor, which stays the same on all of them.
+    if (target.is_plain and not all(is_everywhere)) or target.shape != shape:
         raise OpError(
             f"{name} in place",
             rank=call.rank,

@@ -299,12 +299,27 @@ def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTenso
 
 @handles(_Tensor.view_as)
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """In the layout of `other`, too, if every rank has all of the tensor."""
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
         return wrap(tensor._state.alias(lambda local: local.view_as(local)))
     made = tensor.view(other.shape)
-    if isinstance(made, ShardedTensor) and made._state.view_of:
+    is_gathered = isinstance(made, ShardedTensor) and bool(made._state.view_of)
+    if isinstance(other, ShardedTensor) and (is_gathered or not isinstance(made, ShardedTensor)):
+        made = _cut_as(made, other._state)
+    if is_gathered:
+        assert isinstance(made, ShardedTensor)
         made._state.reshaped_from = tensor  # `torch.nn.init.orthogonal_` writes by it
     return made
+
+
+def _cut_as(full: torch.Tensor, like: State) -> ShardedTensor:
+    """A tensor that every rank has, plain or gathered, in the layout of `like`."""
+    if not isinstance(full, ShardedTensor):
+        cut = cut_state(full, like, layout=like.layout.bar)
+        return wrap(cut.map(torch.Tensor.contiguous))
+    cut = reshard_state(full._state, like.layout.bar)
+    cut.view_of = full._state.view_of
+    return wrap(cut)
 
 
 @handles(torch._has_compatible_shallow_copy_type)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from shardwise._torch_compat import allow_foreach
 from shardwise.comm.checks import should_check
 from shardwise.errors import OpError
 from shardwise.ops.foreach import FOREACH, FUSED, NAMED
@@ -22,9 +23,9 @@ from shardwise.sharded_tensor.running import compare_operands
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
-    check_all_usable,
     check_writable,
     show_requires_grad,
+    states_of_all,
     wrap,
 )
 from shardwise.transfer import plan_reshard
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardwise.ops.foreach import Foreach
 
-__all__ = ["Column", "column_of", "states_of"]
+__all__ = ["Column", "states_of"]
 
 
 class Column(NamedTuple):
@@ -43,6 +44,15 @@ class Column(NamedTuple):
     tensors: Sequence[torch.Tensor]
     states: list[State | None]
     is_sharded: bool  # all of them
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Column:
+        """Raises if a sharded tensor of them cannot be used."""
+        if all([issubclass(kind, ShardedTensor) for kind in set(map(type, tensors))]):
+            return cls(tensors, states_of_all(tensors), is_sharded=True)  # type: ignore[arg-type]
+        there = [isinstance(tensor, ShardedTensor) for tensor in tensors]
+        states = iter(states_of_all([t for t in tensors if isinstance(t, ShardedTensor)]))
+        return cls(tensors, [next(states) if one else None for one in there], is_sharded=False)
 
     def flat(self, positions: Sequence[int] | None, counts: Sequence[int]) -> list[torch.Tensor]:
         """The local pieces, one after another; a plain tensor stands beside each piece."""
@@ -54,28 +64,18 @@ class Column(NamedTuple):
             found += [self.tensors[k]] * count if state is None else state.carriers
         return found
 
-
-def column_of(tensors: Sequence[torch.Tensor]) -> Column:
-    """The list as a column; raises if one of its tensors cannot be used."""
-    try:
-        states: list[State | None] = [tensor._state for tensor in tensors]  # type: ignore[attr-defined]
-        is_sharded = True
-        check_all_usable(tensors)
-    except AttributeError:  # of a plain tensor
-        sharded = [isinstance(tensor, ShardedTensor) for tensor in tensors]
-        states = [
-            tensor._state if there else None  # type: ignore[attr-defined]
-            for tensor, there in zip(tensors, sharded, strict=True)
-        ]
-        is_sharded = False
-        check_all_usable([t for t, there in zip(tensors, sharded, strict=True) if there])
-    return Column(tensors, states, is_sharded)
+    @property
+    def is_plain_numbers(self) -> bool:
+        """Whether these are plain 0-d tensors without gradient, which fit beside any piece."""
+        if any(self.states) or any([tensor.dim() for tensor in self.tensors]):
+            return False
+        return not (torch.is_grad_enabled() and any([t.requires_grad for t in self.tensors]))
 
 
 def states_of(func: Any, columns: Sequence[Column]) -> list[State]:
     """All sharded tensors of the call; raises unless they have one group."""
     found = [state for column in columns for state in column.states if state is not None]
-    if len({id(state.members) for state in found}) > 1:
+    if len({state.members for state in found}) > 1:
         check_one_group(function_name(func), found)
     return found
 
@@ -97,12 +97,12 @@ class _Call(NamedTuple):
         for arg in (*args, *kwargs.values()):
             if isinstance(arg, list | tuple):
                 if arg and isinstance(arg[0], torch.Tensor) and id(arg) not in columns:
-                    columns[id(arg)] = column_of(arg)
+                    columns[id(arg)] = Column.of(arg)
             elif isinstance(arg, ShardedTensor):
                 singles.append(arg)
         lead = next(iter(columns.values()))
         call = cls(func, args, kwargs, columns, lead, singles)
-        states = states_of(func, [*columns.values(), *([column_of(singles)] if singles else [])])
+        states = states_of(func, [*columns.values(), *([Column.of(singles)] if singles else [])])
         if should_check(hot=True):
             compare_operands(func, states)
         return call
@@ -182,8 +182,7 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
     if one.is_in_place:
         if torch.is_grad_enabled():
             for tensor in call.lead.tensors:
-                if isinstance(tensor, ShardedTensor):
-                    show_requires_grad(tensor)
+                show_requires_grad(tensor)
         return None
     return tuple(found[k] for k in range(size))
 
@@ -191,7 +190,7 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
 def _check_all_writable(column: Column, func: Any) -> None:
     for tensor, state in zip(column.tensors, column.states, strict=True):
         if state is not None and state.view_of:
-            check_writable(tensor, func)  # type: ignore[arg-type]
+            check_writable(tensor, func)
 
 
 def _can_share(call: _Call) -> bool:
@@ -211,20 +210,21 @@ def _has_grad(tensor: torch.Tensor | State) -> bool:
 
 
 def _all_alike(call: _Call) -> bool:
-    """Whether `_is_alike` holds at all positions; answered quickly if all tensors are sharded."""
-    if not all([column.is_sharded for column in call.columns.values()]):
+    """Whether `_is_alike` holds at all positions, if that is quickly seen."""
+    if not call.lead.is_sharded:
         return False
     layouts = [state.layout for state in call.lead.states]  # type: ignore[union-attr]
     if any([layout.pending for layout in layouts]):
         return False
-    # Lists compare identity first.
-    return all(
-        [
-            [state.layout for state in column.states] == layouts  # type: ignore[union-attr]
-            for column in call.columns.values()
-            if column is not call.lead
-        ]
-    )
+    for column in call.columns.values():
+        if column is call.lead:
+            continue
+        if column.is_sharded:  # lists compare identity first
+            if [state.layout for state in column.states] != layouts:  # type: ignore[union-attr]
+                return False
+        elif not column.is_plain_numbers:
+            return False
+    return True
 
 
 def _is_alike(call: _Call, k: int) -> bool:
@@ -329,3 +329,4 @@ for _function, _foreach in FOREACH.items():
     handles(_function)(partial(_run, _foreach, _function))
 for _function in FUSED:
     handles(_function)(partial(_run_fused, _function))
+allow_foreach(ShardedTensor)

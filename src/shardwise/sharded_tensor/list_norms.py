@@ -14,12 +14,12 @@ from shardwise.comm.checks import should_check
 from shardwise.ops.names import functions_named
 from shardwise.ops.norms import MAXIMUM, counted_pieces, norm_reduction, power_sum_reduction
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.foreach import column_of, states_of
+from shardwise.sharded_tensor.foreach import Column, states_of
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
 from shardwise.sharded_tensor.running import compare_operands
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor, check_writable, wrap
+from shardwise.sharded_tensor.tensor import check_writable, wrap
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
     from shardwise.ops.norms import Reduction
-    from shardwise.sharded_tensor.foreach import Column
 
 __all__: list[str] = []
 
@@ -88,7 +87,7 @@ def _reduced(
     dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, ...]:
     """A number per tensor: of plain ones plain, of sharded ones replicated on all ranks."""
-    column = column_of(tensors)
+    column = Column.of(tensors)
     states = states_of(func, [column])
     if should_check(hot=True):
         compare_operands(func, states)
@@ -166,13 +165,12 @@ def _unscale(
 ) -> None:
     """Of `torch.amp.GradScaler`: if one rank finds what is not finite, all do."""
     func = torch._amp_foreach_non_finite_check_and_unscale_
-    column = column_of(grads)
+    column = Column.of(grads)
     states = states_of(func, [column])
     if should_check(hot=True):
         compare_operands(func, states)
     for tensor in grads:
-        if isinstance(tensor, ShardedTensor):
-            check_writable(tensor, func)
+        check_writable(tensor, func)
     pieces = column.flat(None, [1 if s is None else len(s.carriers) for s in column.states])
     func(pieces, found_inf, inv_scale)
     # torch counts no versions here. [Note: lost views] in `state.py`

@@ -73,6 +73,7 @@ class State:
     hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
+    shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
 
     @property
     def shards(self) -> Carriers:
@@ -130,6 +131,7 @@ class State:
             "init_rrefs": False,
             "remote": None,
             "converted_from": None,
+            "shown_grad": None,
             "view_of": (),
             "reshaped_from": None,
         }

@@ -47,12 +47,12 @@ __all__ = [
     "ShardedTensor",
     "ShardedTensorBase",
     "adopt",
-    "check_all_usable",
     "check_writable",
     "compute_by_gathering",
     "live_state",
     "register_fallback",
     "show_requires_grad",
+    "states_of_all",
     "user_attributes",
     "wrap",
 ]
@@ -127,8 +127,7 @@ class ShardedTensorBase(torch.Tensor):
             f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __copy__(self) -> Any:
         """Another tensor object on the same memory, with the same attributes."""
@@ -284,6 +283,15 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
+    # Optimizers read these for each parameter and step, and going through torch each time would be
+    # most of what a small step costs.
+    is_sparse = False
+    grad = property(
+        lambda tensor: HANDLERS[_Tensor.grad.__get__](tensor),
+        lambda tensor, value: HANDLERS[_Tensor.grad.__set__](tensor, value),
+        lambda tensor: HANDLERS[_Tensor.grad.__delete__](tensor),
+    )
+
     # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
     # refuse the seed's `process_group`.
 
@@ -365,18 +373,20 @@ def _check_usable(tensor: ShardedTensorBase) -> None:
         )
 
 
-def check_all_usable(tensors: Sequence[ShardedTensorBase]) -> None:
-    """`live_state` of many tensors, without the states."""
+def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
+    """`live_state` of each."""
     with torch._C.DisableTorchFunctionSubclass():
-        passed_by = any([tensor.grad_fn is not None for tensor in tensors])
-    if passed_by or any([tensor._state.is_freed or tensor._state.view_of for tensor in tensors]):
+        has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
+    states = [tensor._state for tensor in tensors]
+    if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
         for tensor in tensors:
             _check_usable(tensor)
+    return states
 
 
-def check_writable(tensor: ShardedTensor, func: Any) -> None:
+def check_writable(tensor: torch.Tensor, func: Any) -> None:
     """Raises if what an in-place function writes into the tensor would be lost."""
-    if tensor._state.view_of:
+    if isinstance(tensor, ShardedTensor) and tensor._state.view_of:
         raise OpError(
             f"{function_name(func)} into a view of a ShardedTensor",
             rank=tensor._state.rank,
@@ -385,9 +395,13 @@ def check_writable(tensor: ShardedTensor, func: Any) -> None:
         )
 
 
-def show_requires_grad(tensor: ShardedTensor) -> None:
+def show_requires_grad(tensor: torch.Tensor) -> None:
     """Has the outer tensor follow local ones into which something with a gradient was written."""
-    if torch.is_grad_enabled() and tensor._state.requires_grad:
+    if (
+        torch.is_grad_enabled()
+        and isinstance(tensor, ShardedTensor)
+        and tensor._state.requires_grad
+    ):
         call_plain(_Tensor.requires_grad_, (tensor, True), {})
 
 
