@@ -161,7 +161,12 @@ class ShardedTensorBase(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Reached only by what went past `__torch_function__`, which it explains."""
+        """Reached only by what went past `__torch_function__`, which it explains.
+
+        Where torch wants a number (`plain.add_(other, alpha=st)`), it reads the one element so.
+        """
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return HANDLERS[_Tensor.item](*args)
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
