@@ -161,7 +161,7 @@ def test_gradients_pass_through() -> None:
         full = [pair.full.sin() * same for pair in every]  # torch's own list has no such gradient
         with shardwise.implicit_comm("error"):
             found = torch._foreach_mul(torch._foreach_sin([p.given for p in every]), factor)
-        sum((one.full_tensor() ** 2).sum() for one in found).backward()  # type: ignore[attr-defined,union-attr]
+        sum((one.full_tensor() ** 2).sum() for one in found).backward()  # type: ignore[attr-defined]
         sum((one**2).sum() for one in full).backward()  # type: ignore[union-attr]
         for pair in every:
             assert pair.full.grad is not None
@@ -251,14 +251,16 @@ def test_norms_that_are_no_numbers_are_so_on_all_ranks() -> None:
         full = torch.arange(6.0)
         full[4] = float("nan")
         for layout in layouts((6,), WORLD_SIZE):
-            given = [sharded(full, layout), sharded(full.nan_to_num(float("inf")), layout)]
+            given: Tensors = [sharded(full, layout), sharded(full.nan_to_num(float("inf")), layout)]
             for order in (2, float("inf"), float("-inf")):
                 expected = torch._foreach_norm([full, full.nan_to_num(float("inf"))], order)
                 for one, reference in zip(torch._foreach_norm(given, order), expected, strict=True):
                     check_same(one, reference, f"norm {order}")
             for one, reference in zip(
-                torch._foreach_max(given), torch._foreach_max([full, full.nan_to_num(float("inf"))])
-            , strict=True):
+                torch._foreach_max(given),
+                torch._foreach_max([full, full.nan_to_num(float("inf"))]),
+                strict=True,
+            ):
                 check_same(one, reference, "max")
 
     simulate(on_rank, WORLD_SIZE)
@@ -305,7 +307,7 @@ def test_reductions_of_other_kinds() -> None:
                 for one, reference in pair_of:
                     check_same(one, reference, "powsum")
         whole = [torch.arange(6) - 3, torch.arange(4)]
-        cut = [sharded(one, layouts(tuple(one.shape), WORLD_SIZE)[-1]) for one in whole]
+        cut: Tensors = [sharded(one, layouts(tuple(one.shape), WORLD_SIZE)[-1]) for one in whole]
         with shardwise.implicit_comm("allow"):
             maxima = torch._foreach_max(cut)
         assert [one.item() for one in maxima] == [2, 3]
@@ -321,3 +323,30 @@ def test_norms_of_tensors_without_elements_are_refused_as_torch_does() -> None:
             torch._foreach_norm([given], float("inf"))
 
     simulate(on_rank, 2)
+
+
+# -- out= ------------------------------------------------------------------------------------------
+
+
+def test_results_are_written_where_the_tensor_is_that_takes_them() -> None:
+    def on_rank(rank: int) -> None:
+        kinds = layouts((5, 4), WORLD_SIZE)
+        for k in range(len(kinds)):
+            x, y = Pair(k, (5, 4), kinds[k]), Pair(k + 50, (5, 4), kinds[k - 1])
+            given, full = x.given.detach(), x.full.detach()
+            out = sharded(torch.zeros(5, 4, dtype=torch.float64), kinds[k - 2])
+            with shardwise.implicit_comm("allow"):
+                assert torch.maximum(given, y.given.detach(), out=out) is out
+                check_same(out, torch.maximum(full, y.full.detach()), "out")
+                torch.maximum(full, y.full.detach(), out=out.zero_())
+                check_same(out, torch.maximum(full, y.full.detach()), "out of plain ones")
+                torch.sub(out, given, out=out)
+                check_same(out, torch.maximum(full, y.full.detach()) - full, "out, an operand")
+                with pytest.raises(OpError, match="automatic differentiation"):
+                    torch.maximum(x.given, y.given, out=out)
+                with pytest.raises(OpError, match=r"out of .*shape"):
+                    torch.add(given, 1, out=sharded(torch.zeros(6), layouts((6,), WORLD_SIZE)[0]))
+                with pytest.raises(OpError, match="into a plain tensor"):
+                    torch.add(given, 1, out=torch.zeros(5, 4, dtype=torch.float64))
+
+    simulate(on_rank, WORLD_SIZE)

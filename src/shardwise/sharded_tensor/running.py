@@ -18,8 +18,9 @@ import torch
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.errors import OpError
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
-from shardwise.sharded_tensor.dispatch import function_name, handles
+from shardwise.sharded_tensor.dispatch import function_name, handles, sharded_arguments
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import check_one_group, replicated, reshard_state
 from shardwise.sharded_tensor.state import State
@@ -337,9 +338,34 @@ def _call(
 
 def _handler(rule: Rule, func: Any) -> Callable[..., Any]:
     def handler(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            return _run_into(kwargs.pop("out"), func, args, kwargs)
         return _run(rule, func, args, kwargs)
 
     return handler
+
+
+def _run_into(out: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function with `out=`: computed where it is best, then written where `out` is."""
+    outs = out if isinstance(out, list | tuple) else (out,)
+    tensors = sharded_arguments((args, outs), kwargs, torch.Tensor)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise OpError(
+            f"{function_name(func)}: functions with out=... arguments don't support automatic "
+            "differentiation, but one of the arguments requires grad",
+            fix="Use the result, or call it under torch.no_grad().",
+        )
+    result = func(*args, **kwargs)
+    results = result if isinstance(result, list | tuple) else (result,)
+    for target, value in zip(outs, results, strict=True):
+        if target.shape != value.shape:
+            raise OpError(
+                f"out of {function_name(func)}",
+                expected=f"a tensor of shape {tuple(value.shape)}",
+                got=tuple(target.shape),
+            )
+        target.copy_(value)
+    return out
 
 
 for _function, _rule in RULES.items():
