@@ -28,8 +28,8 @@ __all__ = [
     "RandomMarks",
     "Store",
     "TorchDispatchMode",
-    "allow_foreach",
     "all_gather_single",
+    "allow_foreach",
     "current_backward",
     "fan_of",
     "foreach_copy",
@@ -59,8 +59,8 @@ reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.r
 
 def allow_foreach(cls: type) -> None:
     """Has optimizers and `torch.nn.utils` take list functions by default for this class, too."""
-    kinds: list[list[type]] = [_optim_foreach_types, _utils_foreach_types]
-    for known in kinds:
+    lists: list[Any] = [_optim_foreach_types, _utils_foreach_types]
+    for known in lists:
         if cls not in known:
             known.append(cls)
 

@@ -39,9 +39,7 @@ def sharded(full: torch.Tensor, layout: Layout, requires_grad: bool = False) -> 
     for shard in shards:
         shard.requires_grad_(requires_grad)
     return wrap(
-        make_state(
-            layout, shards, group=members, dtype=full.dtype, requires_grad=requires_grad
-        )
+        make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=requires_grad)
     )
 
 

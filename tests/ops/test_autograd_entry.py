@@ -18,7 +18,6 @@ from shardwise.sharded_tensor.tensor import ShardedTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Function = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 SHAPE = (5, 4)
 
 
@@ -99,9 +98,9 @@ def _autograd_grad(case: Sequence[Pair]) -> None:
 
 def _unused(case: Sequence[Pair]) -> None:
     for x, y in _each(case):
-        first, second = torch.autograd.grad(_whole(x * 2).sum(), [x, y], allow_unused=True)
-        assert second is None
-        assert type(first) is type(x)
+        found: Any = torch.autograd.grad(_whole(x * 2).sum(), [x, y], allow_unused=True)
+        assert found[1] is None
+        assert type(found[0]) is type(x)
     for x, y in _each(case):
         with pytest.raises((OpError, RuntimeError), match="not have been used"):
             torch.autograd.grad(_whole(x * 2).sum(), [x, y])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Optimizer = torch.optim.Optimizer
 STEPS = 3
+KINDS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
 def two_groups(params: Sequence[torch.Tensor], **options: Any) -> list[dict[str, Any]]:
@@ -104,9 +106,7 @@ POINTWISE: dict[str, Callable[..., Optimizer]] = {
     "RMSprop": lambda p, **o: optim.RMSprop(p, weight_decay=0.1, **o),
     "RMSprop centered": lambda p, **o: optim.RMSprop(p, centered=True, momentum=0.9, **o),
 }
-FUSED = [
-    name for name in POINTWISE if name.split()[0] in ("SGD", "Adam", "AdamW", "Adagrad")
-]
+FUSED = [name for name in POINTWISE if name.split()[0] in ("SGD", "Adam", "AdamW", "Adagrad")]
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -149,7 +149,9 @@ def test_adafactor(foreach: bool) -> None:
 def test_muon() -> None:
     """It computes in bfloat16, so not to the last digit."""
     if hasattr(optim, "Muon"):
-        check_steps(lambda params: optim.Muon(params), policy="allow", shapes=[(4, 5), (3, 6)], atol=2e-3)
+        check_steps(
+            lambda params: optim.Muon(params), policy="allow", shapes=[(4, 5), (3, 6)], atol=2e-3
+        )
 
 
 def test_lbfgs_with_a_closure() -> None:
@@ -219,7 +221,7 @@ def test_state_dicts_and_copies_go_on_where_they_were() -> None:
 
 def test_state_of_a_parameter_that_was_resharded_follows() -> None:
     def on_rank(rank: int) -> None:
-        for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        for options in KINDS:
             pair = Pair(0, (5, 4), layouts((5, 4), WORLD_SIZE)[3])
             plain, found = optim.AdamW([pair.full]), optim.AdamW([pair.given], **options)
             assert isinstance(pair.given, ShardedTensor)
@@ -252,7 +254,7 @@ def test_a_pending_parameter_is_refused() -> None:
         pending = layout_kinds((5, 4), world_size=2)["pending"]
         param = sharded(torch.ones(5, 4), pending, requires_grad=True)
         param.grad = sharded(torch.ones(5, 4), pending.bar)
-        for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        for options in KINDS:
             with pytest.raises(OpError, match="pending sum"):
                 optim.AdamW([param], **options).step()
 
@@ -260,8 +262,8 @@ def test_a_pending_parameter_is_refused() -> None:
 
 
 def _on_real_rank(rank: int) -> None:
-    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
-        check_steps_here(lambda params, o=options: optim.AdamW(params, **o), 3, "error")
+    for options in KINDS:
+        check_steps_here(partial(optim.AdamW, **options), 3, "error")
 
 
 def test_on_real_ranks() -> None:

@@ -58,7 +58,7 @@ def _extreme(name: str) -> Callable[..., Any]:
 
     def run(tensor: torch.Tensor, other: Any) -> torch.Tensor:
         found = (of_tensors if isinstance(other, torch.Tensor) else of_number)(tensor, other)
-        return tensor.copy_(found) if name.endswith("_") else found  # type: ignore[no-any-return]
+        return tensor.copy_(found) if name.endswith("_") else found
 
     return run
 

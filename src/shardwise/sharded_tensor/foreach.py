@@ -177,7 +177,8 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
         counts = _counts(call.lead, together)
         pieces = call.on_pieces(together, counts)
         if not one.is_in_place:
-            found.update(zip(_all(call.lead, together), _wrapped(call, pieces, together, counts)))
+            made = _wrapped(call, pieces, together, counts)
+            found.update(zip(_all(call.lead, together), made, strict=True))
     found.update({k: call.at(k, one.single) for k in apart})
     if one.is_in_place:
         if torch.is_grad_enabled():

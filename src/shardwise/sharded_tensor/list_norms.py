@@ -108,7 +108,7 @@ def _reduced(
         first.comm.all_reduce(vector, reduction.op)
     numbers = reduction.result(vector).unbind()
     scalar = replicated((), tuple(sorted(first.comm.ranks)))
-    found = []
+    found: list[torch.Tensor] = []
     for tensor, state, number in zip(tensors, settled, numbers, strict=True):
         if state is None:
             found += of_pieces([tensor], dtype)
