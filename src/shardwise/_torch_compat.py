@@ -16,6 +16,8 @@ from torch._C._functorch import peek_interpreter_stack as _transforms
 from torch.autograd import forward_ad as _forward_ad
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
+from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
+from torch.utils._foreach_utils import _foreach_supported_types as _utils_foreach_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -30,6 +32,7 @@ __all__ = [
     "TorchDispatchMode",
     "active_transform",
     "all_gather_single",
+    "allow_foreach",
     "current_backward",
     "fan_of",
     "foreach_copy",
@@ -64,6 +67,14 @@ def active_transform() -> str | None:
     if _forward_ad._current_level >= 0:
         return "forward-mode AD"
     return None if torch._C._get_tracing_state() is None else "torch.jit.trace"
+
+
+def allow_foreach(cls: type) -> None:
+    """Has optimizers and `torch.nn.utils` take list functions by default for this class, too."""
+    lists: list[Any] = [_optim_foreach_types, _utils_foreach_types]
+    for known in lists:
+        if cls not in known:
+            known.append(cls)
 
 
 def current_backward() -> int:

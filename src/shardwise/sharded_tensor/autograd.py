@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,14 +101,20 @@ def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State 
 @handles(_Tensor.grad.__get__)
 def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
-    if all(carrier.grad is None for carrier in state.carriers):
+    shown: ShardedTensor | None = state.shown_grad
+    grads = [carrier.grad for carrier in state.carriers]
+    if shown is not None and all(map(is_, grads, shown._state.carriers)):
+        return shown
+    state.shown_grad = None
+    if all(grad is None for grad in grads):
         return None
     with torch.no_grad():
         held = tuple([_held_grad(carrier) for carrier in state.carriers])
         found = gradient_state(state, held)
     assert found is not None
     if state.layout.pending is None or not _has_several(state.layout):
-        return wrap(found)
+        state.shown_grad = wrap(found)
+        return state.shown_grad  # type: ignore[no-any-return]
     # One gradient, shown for several addends.
     return wrap(found.map(torch.clone, view_of=(Seen.now(held),)))
 
@@ -122,11 +129,14 @@ def _held_grad(carrier: torch.Tensor) -> torch.Tensor:
 @handles(_Tensor.grad.__set__)
 def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
     state = tensor._state
+    state.shown_grad = None
     grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
     if value is not None:
         grads = carriers_for(state, _checked_grad(state, value))
     for carrier, grad in zip(state.carriers, grads, strict=True):
         carrier.grad = grad
+    if value is not None and type(value) is ShardedTensor and state.layout.pending is None:
+        state.shown_grad = value
 
 
 @handles(_Tensor.grad.__delete__)

@@ -76,6 +76,7 @@ class State:
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
     is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
+    shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
 
     def __init__(
         self,
@@ -166,7 +167,15 @@ class State:
 
 
 _LEFT_BEHIND = frozenset(
-    {"hooks", "init_rrefs", "remote", "converted_from", "view_of", "reshaped_from"}
+    {
+        "hooks",
+        "init_rrefs",
+        "remote",
+        "converted_from",
+        "view_of",
+        "reshaped_from",
+        "shown_grad",
+    }
 )
 
 

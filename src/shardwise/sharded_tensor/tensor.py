@@ -61,6 +61,7 @@ __all__ = [
     "live_state",
     "register_fallback",
     "show_requires_grad",
+    "states_of_all",
     "user_attributes",
     "wrap",
 ]
@@ -135,8 +136,7 @@ class ShardedTensorBase(torch.Tensor):
             f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __copy__(self) -> Any:
         """Another tensor object on the same memory, with the same attributes."""
@@ -168,7 +168,12 @@ class ShardedTensorBase(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Reached only by what went past `__torch_function__`, which it explains."""
+        """Reached only by what went past `__torch_function__`, which it explains.
+
+        Where torch wants a number (`plain.add_(other, alpha=st)`), it reads the one element so.
+        """
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return HANDLERS[_Tensor.item](*args)
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
@@ -290,6 +295,15 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
+    # Optimizers read these for each parameter and step, and going through torch each time would be
+    # most of what a small step costs.
+    is_sparse = False
+    grad = property(
+        lambda tensor: HANDLERS[_Tensor.grad.__get__](tensor),
+        lambda tensor, value: HANDLERS[_Tensor.grad.__set__](tensor, value),
+        lambda tensor: HANDLERS[_Tensor.grad.__delete__](tensor),
+    )
+
     # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
     # refuse the seed's `process_group`.
 
@@ -389,9 +403,20 @@ def check_usable(tensor: ShardedTensorBase) -> None:
         )
 
 
-def check_writable(tensor: ShardedTensor, func: Any) -> None:
+def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
+    """`live_state` of each."""
+    with torch._C.DisableTorchFunctionSubclass():
+        has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
+    states = [tensor._state for tensor in tensors]
+    if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
+        for tensor in tensors:
+            check_usable(tensor)
+    return states
+
+
+def check_writable(tensor: torch.Tensor, func: Any) -> None:
     """Raises if what an in-place function writes into the tensor would be lost."""
-    if tensor._state.view_of:
+    if isinstance(tensor, ShardedTensor) and tensor._state.view_of:
         raise OpError(
             f"{function_name(func)} into a view of a ShardedTensor",
             rank=tensor._state.rank,
