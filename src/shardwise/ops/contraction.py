@@ -85,12 +85,13 @@ def decide_product(call: Call, form: Form) -> Decision:
     held = [call.operands[factor.place].layout for factor in form.factors]
     stay = [layout.bar for layout in held]
     blocks = _blocks(form, stay)
-    can_stay = all(block.ranks for block in blocks)
-    if can_stay and stay == held:
-        return _decision(call, form, stay, blocks)[0]
-    candidates = [stay] if can_stay else []
-    candidates += [_following(form, stay, anchor) for anchor in range(len(stay))]
-    ways = [_decision(call, form, layouts, _blocks(form, layouts)) for layouts in candidates]
+    ways = [] if blocks is None else [_decision(call, form, stay, blocks)]
+    if blocks is None or stay != held:
+        for anchor in range(len(stay)):
+            layouts = _following(form, stay, anchor)
+            blocks = _blocks(form, layouts)
+            assert blocks is not None
+            ways.append(_decision(call, form, layouts, blocks))
     return min(ways, key=lambda way: way[1])[0]
 
 
@@ -135,11 +136,29 @@ def _ranges(boxes: Boxes, labels: Labels, sizes: tuple[int, ...]) -> Boxes:
     return Boxes(starts, np.maximum(starts, stops))
 
 
-def _blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
-    """All blocks, in order of the output and then of the labels that are summed over."""
+def _blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block] | None:
+    """All blocks, in order of the output and then of the labels that are summed over.
+
+    None if one of them has no rank that can compute it.
+    """
     found = list(map(_distinct, layouts))
-    picks: Ints = np.zeros((1, 0), np.int64)  # (blocks, factors): rows of `found`
+    space, picks = _overlaps(form, found)
+    columns = [space.starts[:, label] for label in (*form.output, *form.summed)]
+    order = np.lexsort(columns[::-1]) if columns else np.arange(len(space))
+    blocks = []
+    for row, pick in zip(order.tolist(), picks[order].tolist(), strict=True):
+        sources = list(zip(found, pick, strict=True))
+        ranks = frozenset.intersection(*[one.owners[k] for one, k in sources])
+        if not ranks:
+            return None
+        blocks.append(_Block(space[row], tuple(one.boxes[k] for one, k in sources), ranks))
+    return blocks + _empty_blocks(form, layouts)
+
+
+def _overlaps(form: Form, found: Sequence[_Distinct]) -> tuple[Boxes, Ints]:
+    """All parts of the space of labels, and of which box of each factor they are, (n, factors)."""
     space = Boxes.of([Box.whole(form.sizes)], len(form.sizes))
+    picks: Ints = np.zeros((1, 0), np.int64)
     for factor, one in zip(form.factors, found, strict=True):
         full = np.flatnonzero(one.boxes.is_full)
         ranges = _ranges(one.boxes[full], factor.labels, form.sizes)
@@ -149,17 +168,7 @@ def _blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
             np.maximum(space.starts[i], ranges.starts[j]),
             np.minimum(space.stops[i], ranges.stops[j]),
         )
-    columns = [space.starts[:, label] for label in (*form.output, *form.summed)]
-    order = np.lexsort(columns[::-1]) if columns else np.arange(len(space))
-    blocks = [
-        _Block(
-            space[int(row)],
-            tuple(one.boxes[k] for one, k in zip(found, pick, strict=True)),
-            frozenset.intersection(*[one.owners[k] for one, k in zip(found, pick, strict=True)]),
-        )
-        for row, pick in zip(order.tolist(), picks[order].tolist(), strict=True)
-    ]
-    return blocks + _empty_blocks(form, layouts)
+    return space, picks
 
 
 def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:

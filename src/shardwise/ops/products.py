@@ -93,24 +93,9 @@ def _inner(call: Call, shapes: Sequence[Shape]) -> _Names:
 
 
 def _tensordot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
-    dims = _argument(call, 2, "dims", default=2)
     left, right = map(len, shapes)
-    if isinstance(dims, int):
-        if not 0 <= dims <= min(left, right):
-            return None
-        pairs = [(left - dims + k, k) for k in range(dims)]
-    elif isinstance(dims, tuple) and len(dims) == 2:
-        ends = [(one,) if isinstance(one, int) else one for one in dims]
-        if not all(isinstance(one, tuple) for one in ends) or len(ends[0]) != len(ends[1]):
-            return None
-        if not all(isinstance(dim, int) for dim in itertools.chain(*ends)):
-            return None
-        if any(
-            not -left <= a < left or not -right <= b < right for a, b in zip(*ends, strict=True)
-        ):
-            return None
-        pairs = [(a % left, b % right) for a, b in zip(*ends, strict=True)]
-    else:
+    pairs = _pairs_of_dims(_argument(call, 2, "dims", default=2), left, right)
+    if pairs is None:
         return None
     of_left: list[Hashable] = [("a", dim) for dim in range(left)]
     of_right: list[Hashable] = [("b", dim) for dim in range(right)]
@@ -119,6 +104,22 @@ def _tensordot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     summed = {of_left[a] for a, _ in pairs}
     output = [name for name in (*of_left, *of_right) if name not in summed]
     return _Names((tuple(of_left), tuple(of_right)), tuple(output), frozenset(summed))
+
+
+def _pairs_of_dims(dims: Any, left: int, right: int) -> list[tuple[int, int]] | None:
+    """The dims that tensordot sums over, in both operands; None if there are no such dims."""
+    if isinstance(dims, int):
+        if not 0 <= dims <= min(left, right):
+            return None
+        return [(left - dims + k, k) for k in range(dims)]
+    of_left, of_right = ((one,) if isinstance(one, int) else one for one in dims)
+    if len(of_left) != len(of_right):
+        return None
+    if not all(-left <= dim < left for dim in of_left):
+        return None
+    if not all(-right <= dim < right for dim in of_right):
+        return None
+    return [(a % left, b % right) for a, b in zip(of_left, of_right, strict=True)]
 
 
 def _vecdot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
@@ -192,9 +193,6 @@ def _form(call: Call, names: _Names, factors: Sequence[Operand], addend: Operand
             if known == 1:
                 sizes[name] = size
     label = {name: k for k, name in enumerate(sizes)}
-    sizes_of = tuple(sizes.values())
-    output = tuple(label[name] for name in names.output)
-    shape = tuple(sizes[name] for name in names.output)
     labelled = [
         Factor(
             _place(call, factor),
@@ -205,19 +203,26 @@ def _form(call: Call, names: _Names, factors: Sequence[Operand], addend: Operand
         )
         for listed, factor in zip(names.factors, factors, strict=True)
     ]
-    added = None
-    if addend is not None:
-        lead = len(shape) - len(addend.shape)
-        if lead < 0 or any(
-            size not in (1, wanted) for size, wanted in zip(addend.shape, shape[lead:], strict=True)
-        ):
-            raise _mismatch(call, [addend, *factors], expected=f"an addend that fits {shape}")
-        pairs = zip(addend.shape, shape[lead:], output[lead:], strict=True)
-        added = Factor(
-            _place(call, addend),
-            tuple(one if size == wanted else None for size, wanted, one in pairs),
-        )
-    return Form(sizes_of, tuple(labelled), output, added)
+    output = tuple(label[name] for name in names.output)
+    form = Form(tuple(sizes.values()), tuple(labelled), output)
+    if addend is None:
+        return form
+    try:
+        fits = torch.broadcast_shapes(addend.shape, form.shape) == form.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise _mismatch(call, [addend, *factors], expected=f"an addend that fits {form.shape}")
+    return replace(form, addend=_added(call, form, addend))
+
+
+def _added(call: Call, form: Form, addend: Operand) -> Factor:
+    along = form.output[len(form.output) - len(addend.shape) :]
+    pairs = zip(addend.shape, along, strict=True)
+    return Factor(
+        _place(call, addend),
+        tuple(label if size == form.sizes[label] else None for size, label in pairs),
+    )
 
 
 def _place(call: Call, operand: Operand) -> int:
