@@ -255,7 +255,8 @@ def test_a_pending_parameter_is_refused() -> None:
         param = sharded(torch.ones(5, 4), pending, requires_grad=True)
         param.grad = sharded(torch.ones(5, 4), pending.bar)
         for options in KINDS:
-            with pytest.raises(OpError, match="pending sum"):
+            strict = shardwise.implicit_comm("error")
+            with strict, pytest.raises(OpError, match="pending sum"):
                 optim.AdamW([param], **options).step()
 
     simulate(on_rank, 2)

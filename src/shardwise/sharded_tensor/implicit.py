@@ -55,7 +55,7 @@ def announce(
         f"{format_bytes(nbytes)} between ranks"
     )
     fix = (
-        "There is no sharded rule for it. Work on st.local_shards(), write one with "
+        "There is no sharded rule for this call. Work on st.local_shards(), write one with "
         'custom_sharded_op_impl, or accept it: shardwise.implicit_comm("allow").'
         if gathers
         else "Bring the operands together first: shardwise.reshard(x, to); or accept it: "
