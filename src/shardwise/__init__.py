@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.api import _shard_tensor, load_with_process_group
     from shardwise.comm.checks import set_check
     from shardwise.comm.single import init_single
+    from shardwise.comm.tracing import trace
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
     from shardwise.sharded_tensor import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         from_callback,
     )
     from shardwise.sharded_tensor.implicit import implicit_comm
+    from shardwise.sharded_tensor.plain_inputs import plain_inputs
     from shardwise.sharded_tensor.seeds import manual_seed
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
@@ -67,6 +69,7 @@ __all__ = [
     "on_rank",
     "parse_spec",
     "partial",
+    "plain_inputs",
     "plan_reshard",
     "print_layout",
     "print_plan",
@@ -76,12 +79,14 @@ __all__ = [
     "reshard_all",
     "run_local",
     "set_check",
+    "trace",
 ]
 
 _HOMES = {
     "shardwise.api": ["_shard_tensor", "load_with_process_group"],
     "shardwise.comm.checks": ["set_check"],
     "shardwise.comm.single": ["init_single"],
+    "shardwise.comm.tracing": ["trace"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.sharded_tensor": [
@@ -92,6 +97,7 @@ _HOMES = {
         "from_callback",
     ],
     "shardwise.sharded_tensor.implicit": ["implicit_comm"],
+    "shardwise.sharded_tensor.plain_inputs": ["plain_inputs"],
     "shardwise.sharded_tensor.seeds": ["manual_seed"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
@@ -110,7 +116,16 @@ _HOMES = {
     "shardwise.transfer": ["TransferPlan", "plan_reshard", "relabel"],
     "shardwise.viz": ["print_layout", "print_plan"],
 }
-_PACKAGES = {"comm", "errors", "geometry", "sharded_tensor", "sharding_spec", "testing", "transfer"}
+_PACKAGES = {
+    "comm",
+    "errors",
+    "geometry",
+    "ops",
+    "sharded_tensor",
+    "sharding_spec",
+    "testing",
+    "transfer",
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

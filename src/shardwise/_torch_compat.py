@@ -12,8 +12,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
+from torch._C._functorch import peek_interpreter_stack as _transforms
+from torch.autograd import forward_ad as _forward_ad
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
+from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
+from torch.utils._foreach_utils import _foreach_supported_types as _utils_foreach_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -26,7 +30,9 @@ __all__ = [
     "RandomMarks",
     "Store",
     "TorchDispatchMode",
+    "active_transform",
     "all_gather_single",
+    "allow_foreach",
     "current_backward",
     "fan_of",
     "foreach_copy",
@@ -52,6 +58,23 @@ remote_device = _remote_device
 _dist: Any = dist
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
+
+
+def active_transform() -> str | None:
+    """What torch does to the functions that run now, beyond calling them; mostly None."""
+    if _transforms() is not None:
+        return "torch.func"
+    if _forward_ad._current_level >= 0:
+        return "forward-mode AD"
+    return None if torch._C._get_tracing_state() is None else "torch.jit.trace"
+
+
+def allow_foreach(cls: type) -> None:
+    """Has optimizers and `torch.nn.utils` take list functions by default for this class, too."""
+    lists: list[Any] = [_optim_foreach_types, _utils_foreach_types]
+    for known in lists:
+        if cls not in known:
+            known.append(cls)
 
 
 def current_backward() -> int:

@@ -93,7 +93,8 @@ def _no_rows(rank: int) -> None:
     if rank == 0:
         with (
             shardwise.set_check("always", timeout=0.5),
-            pytest.raises(RuntimeError, match="rank 1 did not come"),
+            # It may have left the group by then, which breaks the connection.
+            pytest.raises(RuntimeError, match=r"rank 1 (did not come|missing)"),
         ):
             shardwise.as_local_rows(torch.ones(2))
 
@@ -105,11 +106,12 @@ def test_a_rank_without_rows_is_named() -> None:
 def _compared(rank: int) -> None:
     """On rank 1 there is nothing to compare, so only rank 0 finds what is wrong."""
     x = rows(ranks=[0])
-    for compare in (torch.allclose, torch.isclose):
-        with pytest.raises(RuntimeError, match=rf"\[rank {rank}\] .*float32 and torch.float64"):
-            compare(x, x.double())
-        with pytest.raises(ValueError, match=r"one shape, got \(4, 3\) and \(3,\)"):
-            compare(x, FULL[0])
+    with pytest.raises(RuntimeError, match=rf"\[rank {rank}\] .*float32 and torch.float64"):
+        torch.allclose(x, x.double())
+    with pytest.raises(ValueError, match=r"one shape, got \(4, 3\) and \(3,\)"):
+        torch.allclose(x, FULL[0])
+    with pytest.raises(RuntimeError, match="Float did not match Double"):
+        torch.isclose(x, x.double())
     meta = shardwise.sharded_tensor.empty(shardwise.chunk(0, ranks=[0], device="meta"), 4, 3)
     with pytest.raises((NotImplementedError, ShardwiseError), match=r"[Mm]eta|other ranks"):
         torch.equal(meta, meta.clone())

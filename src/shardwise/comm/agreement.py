@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
 from shardwise.comm.ranks import ranks_text
+from shardwise.comm.tracing import recorded
 from shardwise.errors import AbsentRanksError, AgreementError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def agree(
     if len(group.ranks) > 1 and should_check(hot=hot):
         own = _digest(what, values, problem)
         try:
-            digests = group.compare(own, timeout=check_timeout())
+            with recorded("compare arguments", group, len(own)):
+                digests = group.compare(own, timeout=check_timeout())
         except AbsentRanksError as error:
             error.add_note(f"Compared were the arguments of {what}.")
             raise

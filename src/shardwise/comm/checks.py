@@ -14,7 +14,7 @@ from shardwise.settings import Setting
 if TYPE_CHECKING:
     from shardwise.settings import Change
 
-__all__ = ["CheckMode", "Checks", "check_timeout", "set_check", "should_check"]
+__all__ = ["CheckMode", "Checks", "check_timeout", "is_debugging", "set_check", "should_check"]
 
 CheckMode = Literal["always", "debug", "never"]
 _MODES: tuple[CheckMode, ...] = get_args(CheckMode)
@@ -54,6 +54,11 @@ def should_check(*, hot: bool) -> bool:
     """Whether to compare here; `hot` calls, such as ops, are compared in "debug" only."""
     mode = _CHECKS.get().mode
     return mode == "debug" or (mode == "always" and not hot)
+
+
+def is_debugging() -> bool:
+    """The same for `hot` calls, said quicker."""
+    return _CHECKS.get().mode == "debug"
 
 
 def check_timeout() -> float:

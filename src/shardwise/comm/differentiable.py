@@ -10,18 +10,26 @@ the whole gradient of its box. So the way back is a reshard and sums nothing. Wh
 work that is split over ranks, each rank's gradient is only its own part: there the way back starts
 from addends, one per distinct piece of work, and sums them as it goes. A layout says which: its
 entries are those of the result, and entries that do the same work have the same term.
+
+[Note: gradients of gradients] An exchange is a linear map, and so is the way of its gradient; the
+derivative of the latter is the exchange itself. What reaches the gradients of addends are then
+addends too: each term is the work of its own, and the exchange adds them up. So where the gradient
+of a pending tensor becomes one of nothing pending (`merge_terms`), one term stands for all.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from shardwise.comm.executor import execute, start_all
 from shardwise.comm.load import Transfer
+from shardwise.comm.tracing import TRACES, current_op, doing
 from shardwise.errors import OpError
 from shardwise.geometry import Layout
 from shardwise.transfer import plan_reshard
@@ -214,6 +222,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: Exchange, *carriers: torch.Tensor) -> Carriers:
         ctx.job = job
+        ctx.op = current_op()  # for the name of what backward sends
         # Read before backward communicates: non-reentrant checkpointing then recomputes at the
         # same node on every rank.
         ctx.save_for_backward(carriers[0].new_empty(0))
@@ -225,13 +234,34 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         assert len(ctx.saved_tensors) == 1
-        job: Exchange = ctx.job
-        rank = job.members.rank
-        incoming = grads
-        if job.work is None:
-            incoming = merge_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
-        outgoing = spread_terms(exchange(job.reversed(), incoming), job.source, rank)
-        return None, *scale_terms(outgoing, job.source, rank, up=False)
+        with doing(f"backward of {ctx.op or 'reshard'}") if TRACES else nullcontext():
+            if not torch.is_grad_enabled():
+                return None, *_sent_back(ctx.job, grads)
+            return None, *_Back.apply(ctx.job, *grads)  # type: ignore[no-untyped-call]
+
+
+class _Back(torch.autograd.Function):
+    """The way of an exchange's gradient. [Note: gradients of gradients]"""
+
+    @staticmethod
+    def forward(ctx: Any, job: Exchange, *grads: torch.Tensor) -> Carriers:
+        ctx.job = job
+        ctx.save_for_backward(grads[0].new_empty(0))  # as in `_Exchange`
+        return tuple([grad.detach() for grad in _sent_back(job, grads)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        assert len(ctx.saved_tensors) == 1
+        return None, *exchange(ctx.job, grads)
+
+
+def _sent_back(job: Exchange, grads: Carriers) -> Carriers:
+    """The gradients of an exchange's carriers, from those of its result; values only."""
+    rank = job.members.rank
+    if job.work is None:
+        grads = _first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
+    outgoing = spread_terms(exchange(job.reversed(), grads), job.source, rank)
+    return scale_terms(outgoing, job.source, rank, up=False)
 
 
 def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:
@@ -248,39 +278,56 @@ def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carr
 
 def merge_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
     """One gradient for the addends of a box that this rank holds, which are all the same."""
-    groups = _groups(layout, rank)
-    if groups is None:
-        return grads
-    found: Carriers = _Regroup.apply(groups, False, *grads)  # type: ignore[no-untyped-call]
+    if layout.pending is None or not torch.is_grad_enabled():
+        return _first_terms(grads, layout, rank)
+    found: Carriers = _Merge.apply(layout, rank, *grads)  # type: ignore[no-untyped-call]
     return found
 
 
 def spread_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
-    """The other way round: each addend gets its box's gradient."""
+    """The other way round: each addend gets its box's gradient; values only."""
+    groups = _groups(layout, rank)
+    return grads if groups is None else tuple([grads[k].clone() for k in groups])
+
+
+def _first_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
     groups = _groups(layout, rank)
     if groups is None:
         return grads
-    found: Carriers = _Regroup.apply(groups, True, *grads)  # type: ignore[no-untyped-call]
-    return found
+    return tuple([grads[groups.index(k)] for k in range(groups[-1] + 1)])
 
 
-class _Regroup(torch.autograd.Function):
-    """Entries that hold the same gradient: taken once, or given to each.
-
-    Each is the other's derivative, since a gradient is never a sum over equal entries.
-    """
+class _Merge(torch.autograd.Function):
+    """Of equal gradients of addends, one. [Note: gradients of gradients]"""
 
     @staticmethod
-    def forward(
-        ctx: Any, groups: tuple[int, ...], to_each: bool, *grads: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.groups, ctx.to_each = groups, to_each
-        picks = groups if to_each else [groups.index(k) for k in range(groups[-1] + 1)]
-        return tuple(grads[k].clone() for k in picks)
+    def forward(ctx: Any, layout: Layout, rank: int, *grads: torch.Tensor) -> Carriers:
+        ctx.layout, ctx.rank = layout, rank
+        return tuple([grad.detach() for grad in _first_terms(grads, layout, rank)])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *_Regroup.apply(ctx.groups, not ctx.to_each, *grads)  # type: ignore[no-untyped-call]
+        return None, None, *_ToLowest.apply(ctx.layout, ctx.rank, *grads)  # type: ignore[no-untyped-call]
+
+
+class _ToLowest(torch.autograd.Function):
+    """A tensor as a pending sum: all of it in the lowest term of each box."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, rank: int, *values: torch.Tensor) -> Carriers:
+        ctx.layout, ctx.rank = layout, rank
+        spread = spread_terms(values, layout, rank)
+        is_lowest = _are_lowest(layout, rank) or (True,)  # a tie
+        return tuple(
+            [
+                value.clone() if is_kept else torch.zeros_like(value)
+                for value, is_kept in zip(spread, is_lowest, strict=True)
+            ]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, *merge_terms(grads, ctx.layout, ctx.rank)
 
 
 @lru_cache(maxsize=256)
@@ -316,3 +363,13 @@ def _term_counts(layout: Layout, rank: int) -> tuple[int, ...]:
     """How many terms the box of each local entry has."""
     box = layout.box_rows.searchsorted(layout.rows_of(rank), side="right") - 1
     return tuple(layout.num_terms[box].tolist())
+
+
+@lru_cache(maxsize=1024)
+def _are_lowest(layout: Layout, rank: int) -> tuple[bool, ...]:
+    """Whether each local entry is of the lowest term of its box."""
+    assert layout.terms is not None
+    lowest = np.minimum.reduceat(layout.terms, layout.box_rows[:-1])
+    rows = layout.rows_of(rank)
+    box = layout.box_rows.searchsorted(rows, side="right") - 1
+    return tuple((layout.terms[rows] == lowest[box]).tolist())

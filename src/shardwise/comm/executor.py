@@ -27,6 +27,7 @@ from shardwise.comm.lowering import lower
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
+from shardwise.comm.tracing import TRACES, Recording
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def execute(
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
     must be in the group. `max_bytes` caps the staging. No gradients: values only.
     """
-    if out is None and device is None and max_bytes is None:
+    if out is None and device is None and max_bytes is None and not TRACES:
         members = communicator(group)
         known = members.rank_plans.get(id(plan))  # it holds the plan, so the id is the plan's own
         if (
@@ -113,23 +114,44 @@ def start_all(
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
+    recording = _recording(transfers, members) if TRACES else None
     flying = _overlap(
         [_exchange(program, lot, work.results, members) for program, lot in work.exchanges]
     )
     lower(work.by_collective, members)
-    return Started(flying, work.results)
+    return Started(flying, work.results, recording)
+
+
+def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
+    """For the traces that run; none of an exchange in which nothing is sent."""
+    plans, rank = [transfer.plan for transfer in transfers], members.rank
+    sizes = (
+        sum(plan.bytes_sent(rank) for plan in plans),
+        sum(plan.bytes_received(rank) for plan in plans),
+        sum(plan.total_bytes for plan in plans),
+    )
+    return Recording("reshard", members, sizes) if sizes[-1] else None
 
 
 class Started:
     """An exchange under way."""
 
-    def __init__(self, flying: Iterator[None], results: list[list[torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        flying: Iterator[None],
+        results: list[list[torch.Tensor]],
+        recording: Recording | None = None,
+    ) -> None:
         self._flying = flying
         self._results = results
+        self._recording = recording
 
     def wait(self) -> list[list[torch.Tensor]]:
         """Every transfer's local tensors, once all have landed; at every call the same."""
         next(self._flying, None)
+        if self._recording is not None:
+            self._recording.end()
+            self._recording = None
         return self._results
 
 

@@ -37,6 +37,9 @@ def shown(value: object) -> str:
 
 
 def _text(value: object, *, by_fingerprint: bool) -> str:
+    if type(value) is int:  # what most are
+        return repr(value)
+
     def texts(values: Iterable[object]) -> list[str]:
         return [_text(each, by_fingerprint=by_fingerprint) for each in values]
 

@@ -71,7 +71,7 @@ class PostedFlight:
 
 def as_bytes(buffer: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, as a flat one that shares its memory."""
-    # Not view(-1): one element of an expanded tensor is contiguous, and has a stride of 0.
+    # One element may have any stride, an expanded one 0, and be contiguous all the same.
     return buffer.as_strided((buffer.numel(),), (1,)).view(torch.uint8)
 
 

@@ -86,7 +86,11 @@ class GroupRanks:
 
     def check_members(self, ranks: Iterable[int] | Ints, *, what: str) -> None:
         """Raises an error about `what` if some of `ranks`, in any order, are not in the group."""
-        named = np.unique(ranks if isinstance(ranks, np.ndarray) else list(ranks)).tolist()
+        if not isinstance(ranks, np.ndarray):
+            ranks = tuple(ranks)
+            if self.members.issuperset(ranks):  # at once, as small calls do it too
+                return
+        named = np.unique(ranks).tolist()
         strangers = [rank for rank in named if rank not in self.group_rank_of]
         if strangers:
             raise LayoutError(

@@ -10,6 +10,7 @@ from shardwise.geometry.layout import (
     check_layout,
 )
 from shardwise.geometry.overlap import intersecting_pairs, overlapping_pairs
+from shardwise.geometry.refining import common_pieces
 from shardwise.geometry.splits import (
     block_cuts,
     even_cuts,
@@ -31,6 +32,7 @@ __all__ = [
     "block_cuts",
     "check_layout",
     "check_tiling",
+    "common_pieces",
     "even_cuts",
     "flat_range_boxes",
     "intersecting_pairs",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["functions_named"]
 
+_CLASSES: tuple[Any, ...] = (torch.Tensor, torch._C.TensorBase)
 _HOMES: tuple[Any, ...] = (
     torch,
     torch.Tensor,
@@ -25,5 +26,9 @@ _HOMES: tuple[Any, ...] = (
 
 def functions_named(names: Iterable[str]) -> list[Any]:
     """All torch functions and methods of these names, each once."""
-    found = (getattr(home, name, None) for name in names for home in _HOMES)
+    found = (
+        getattr(home, name, None)
+        for name in names
+        for home in (_CLASSES if name.startswith("__") else _HOMES)  # modules have an __eq__ too
+    )
     return list(dict.fromkeys(function for function in found if callable(function)))

@@ -22,7 +22,7 @@ from shardwise.transfer import plan_reshard
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Linear", "decide_pointwise", "pointwise"]
+__all__ = ["Linear", "decide_pointwise", "pointwise", "with_dims"]
 
 # In which operands a function is linear, so that a pending sum can stay pending:
 # "each": in all together, as a + b; "one": in any one of them, as a * b; "first": as a / b.
@@ -68,6 +68,12 @@ def decide_pointwise(
     shape = _broadcast(call)
     in_place = in_place or _asks_in_place(call)
     if in_place:
+        target = call.operands[0]
+        is_settled = target.layout.pending is None
+        if target.is_plain or not (
+            is_settled or _stays_pending(call, linear, shape) == target.layout
+        ):
+            return None  # it is written with what is gathered
         way = _way_in_place(call, linear, shape)
     else:
         ways = [_way(call, layout, linear) for layout in _candidates(call, linear, shape)]
@@ -192,20 +198,13 @@ def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> 
     """The first operand stays where it is, since it is what changes."""
     target = call.operands[0]
     name = getattr(call.function, "__name__", call.function)
-    if target.is_plain or target.shape != shape:
+    if target.shape != shape:
         raise OpError(
             f"{name} in place",
             rank=call.rank,
-            expected=f"a ShardedTensor of shape {shape} to change",
-            got=f"a {'plain' if target.is_plain else 'sharded'} tensor of shape {target.shape}",
-            fix="Compute a new tensor, or reshard it first.",
-        )
-    if target.layout.pending is not None and _stays_pending(call, linear, shape) != target.layout:
-        raise OpError(
-            f"{name} in place of a tensor with a pending {target.layout.pending}",
-            rank=call.rank,
-            got=str(target.layout),
-            fix="Reduce it first: st = shardwise.reshard(st, shardwise.replicate()).",
+            expected=f"a tensor of shape {shape} to change, which is that of the result",
+            got=target.shape,
+            fix="Compute a new tensor.",
         )
     return _way(call, target.layout, linear)
 
@@ -243,6 +242,19 @@ def _projected(box: Box, shape: tuple[int, ...], onto: tuple[int, ...]) -> Box:
     start = [0 if n == 1 else low for n, low in zip(onto, box.start[lead:], strict=True)]
     stop = [1 if n == 1 else high for n, high in zip(onto, box.stop[lead:], strict=True)]
     return Box(tuple(start), tuple(stop))
+
+
+def with_dims(layout: Layout, more: int) -> Layout:
+    """The layout of the tensor with `more` dims of size 1 at its end; negative: less of them."""
+    keep = layout.ndim + min(more, 0)
+
+    def ended(values: tuple[int, ...], last: int) -> tuple[int, ...]:
+        return (*values[:keep], *[last] * more)
+
+    boxes = [Box(ended(box.start, 0), ended(box.stop, 1)) for box in layout.boxes]
+    return Layout(
+        ended(layout.shape, 1), boxes, layout.owners, terms=layout.terms, pending=layout.pending
+    )
 
 
 def _tile(parts: set[Box]) -> bool:

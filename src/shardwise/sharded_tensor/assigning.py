@@ -218,9 +218,9 @@ def _put(tensor: Any, before: State, after: State) -> None:
     else:
         adopt(tensor, after)
     if all(a is b for a, b in zip(before.carriers, after.carriers, strict=False)):
-        after.hooks.extend(before.hooks)
+        after.hooks = (*after.hooks, *before.hooks)
     elif after.requires_grad:
-        for hook in list(before.hooks):
+        for hook in before.hooks:
             hook.attach(after)
 
 

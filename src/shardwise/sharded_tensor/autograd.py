@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwise._torch_compat import current_backward
-from shardwise.comm.differentiable import merge_terms, scale_terms, spread_terms
+from shardwise.comm.differentiable import (
+    Exchange,
+    exchange,
+    merge_terms,
+    scale_terms,
+    spread_terms,
+)
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
-from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.geometry import Layout
+from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, show_requires_grad, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["Hook", "carriers_for", "gradient_state", "set_requires_grad"]
@@ -44,7 +51,7 @@ def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> Shar
         check_requires_grad(state.layout, state.dtype, state.rank)
     for carrier in state.carriers:
         carrier.requires_grad_(requires_grad)
-    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    show_requires_grad(tensor)
     parameter, state.converted_from = state.converted_from, None
     if parameter is not None and requires_grad:  # [Note: Module.to] in copying.py
         for hook in list(parameter._state.hooks):
@@ -94,14 +101,20 @@ def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State 
 @handles(_Tensor.grad.__get__)
 def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
-    if all(carrier.grad is None for carrier in state.carriers):
+    shown: ShardedTensor | None = state.shown_grad
+    grads = [carrier.grad for carrier in state.carriers]
+    if shown is not None and all(map(is_, grads, shown._state.carriers)):
+        return shown
+    state.shown_grad = None
+    if all(grad is None for grad in grads):
         return None
     with torch.no_grad():
         held = tuple([_held_grad(carrier) for carrier in state.carriers])
         found = gradient_state(state, held)
     assert found is not None
     if state.layout.pending is None or not _has_several(state.layout):
-        return wrap(found)
+        state.shown_grad = wrap(found)
+        return state.shown_grad  # type: ignore[no-any-return]
     # One gradient, shown for several addends.
     return wrap(found.map(torch.clone, view_of=(Seen.now(held),)))
 
@@ -116,11 +129,14 @@ def _held_grad(carrier: torch.Tensor) -> torch.Tensor:
 @handles(_Tensor.grad.__set__)
 def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
     state = tensor._state
+    state.shown_grad = None
     grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
     if value is not None:
         grads = carriers_for(state, _checked_grad(state, value))
     for carrier, grad in zip(state.carriers, grads, strict=True):
         carrier.grad = grad
+    if value is not None and type(value) is ShardedTensor and state.layout.pending is None:
+        state.shown_grad = value
 
 
 @handles(_Tensor.grad.__delete__)
@@ -162,7 +178,22 @@ def _backward(
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+    carriers = live_state(tensor).carriers
+    if gradient is None and inputs is None and _are_ones(tensor._state):
+        torch.autograd.backward(carriers, None, retain_graph, create_graph)
+    else:
+        _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+# As a method, since the way by which torch asks for it takes longer than many a backward.
+ShardedTensor.backward = _backward  # type: ignore[assignment]
+
+
+def _are_ones(state: State) -> bool:
+    """Whether the gradients that backward starts with are those that torch would take itself."""
+    if state.layout.pending == "avg":
+        return False
+    return all([carrier.dim() == 0 for carrier in state.carriers])
 
 
 @handles(torch.autograd.backward)
@@ -225,8 +256,17 @@ def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor
             found = reshard_state(gradient._state, state.layout.bar, devices=state.devices)
         else:
             found = cut_state(gradient, state, layout=state.layout.bar)
-        given = carriers_for(state, found)
+        given = _entering(found, state.layout)
     return scale_terms(given, state.layout, state.rank, up=False)
+
+
+def _entering(grad: State, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """One gradient per entry of `layout`, each term's a work of its own."""
+    if layout.pending is None:
+        return grad.carriers
+    work = Layout(layout.shape, layout.boxes, layout.owners, terms=layout.terms, pending="sum")
+    job = Exchange(grad.layout, grad.layout, grad.devices, grad.devices, grad.comm, work=work)
+    return exchange(job, grad.carriers)
 
 
 @handles(torch.autograd.grad)
@@ -299,7 +339,7 @@ class Hook:
         self._detach()
         if self._is_removed:
             return
-        state.hooks.append(self)
+        state.hooks = (*state.hooks, self)
         me = weakref.ref(self)
         if self._owner is not None:
             self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.comm.tracing import recorded
 from shardwise.errors import AgreementError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import (
@@ -34,7 +35,8 @@ def all_ranks(here: bool, state: State, problem: Exception | None = None) -> boo
     least = int(here) if problem is None else -1
     if len(members.ranks) > 1:
         flag = torch.tensor([least], dtype=torch.int32, device=members.wire_device)
-        members.all_reduce(flag, "min")
+        with recorded("compare results", members, flag.nbytes):
+            members.all_reduce(flag, "min")
         least = int(flag.item())
     if problem is not None:
         raise problem

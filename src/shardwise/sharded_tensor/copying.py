@@ -16,8 +16,9 @@ import torch
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.autograd import set_requires_grad
-from shardwise.sharded_tensor.dispatch import call_plain, handles
+from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import as_one, checked_size
+from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
@@ -25,16 +26,20 @@ from shardwise.sharded_tensor.resharding import (
     replicated_state,
     reshard_state,
 )
+from shardwise.sharded_tensor.state import Seen
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
     check_writable,
+    show_requires_grad,
     user_attributes,
     wrap,
 )
 from shardwise.sharding_spec.on_device import on_device
+from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
+    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["LikeOptions", "empty_like"]
@@ -74,7 +79,7 @@ def _copy_attributes(source: ShardedTensor, target: ShardedTensor) -> None:
 def _detach_in_place(tensor: ShardedTensor) -> ShardedTensor:
     for carrier in tensor._state.carriers:
         carrier.detach_()
-    call_plain(_Tensor.requires_grad_, (tensor, False), {})
+    show_requires_grad(tensor)
     return tensor
 
 
@@ -164,8 +169,7 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)
-    if state.requires_grad:  # which it may by this copy. [Note: outer and inner] in tensor.py
-        call_plain(_Tensor.requires_grad_, (tensor,), {})
+    show_requires_grad(tensor)  # which it may by this copy
     return tensor
 
 
@@ -299,12 +303,35 @@ def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTenso
 
 @handles(_Tensor.view_as)
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Not only in the shape of `other`: in its layout, too, and plain if it is plain.
+
+    `torch.nn.utils.vector_to_parameters` makes it the data of `other`.
+    """
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
         return wrap(tensor._state.alias(lambda local: local.view_as(local)))
     made = tensor.view(other.shape)
-    if isinstance(made, ShardedTensor) and made._state.view_of:
+    if not isinstance(other, ShardedTensor):
+        assert isinstance(made, ShardedTensor)
+        _announce_view(made._state, replicated_layout(made._state.layout.shape, made._state))
+        return made.full_tensor()
+    layout = other._state.layout.bar
+    if not isinstance(made, ShardedTensor):
+        return wrap(cut_state(made, other._state, layout=layout).map(torch.Tensor.contiguous))
+    view_of = made._state.view_of
+    if made._state.layout != layout:
+        _announce_view(made._state, layout)
+        view_of = view_of or (Seen.now(made._state.carriers),)
+        made = wrap(reshard_state(made._state, layout))
+        made._state.view_of = view_of
+    if view_of:
         made._state.reshaped_from = tensor  # `torch.nn.init.orthogonal_` writes by it
     return made
+
+
+def _announce_view(state: State, target: Layout) -> None:
+    nbytes = plan_reshard(state.layout, target, state.dtype.itemsize).total_bytes
+    if nbytes:
+        announce(_Tensor.view_as, [state.layout], nbytes, state.rank)
 
 
 @handles(torch._has_compatible_shallow_copy_type)

@@ -1,7 +1,7 @@
-"""The table from torch functions to what they do on sharded tensors.
+"""The tables from torch functions to what they do on sharded tensors.
 
-A handler takes what the torch function takes. The order is: a user's `custom_sharded_op_impl`, the
-spec's `custom_sharding_spec_op`, the table, and for all else an error that says what to do.
+The order is: a user's `custom_sharded_op_impl`, the spec's `custom_sharding_spec_op`, the rules of
+`shardwise.ops`, handlers, which take what the torch function takes, and for all else the fallback.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "CUSTOM",
     "HANDLERS",
     "OUTER",
+    "RUNNERS",
     "_sharded_op_impl",
     "call_plain",
     "custom_sharded_op_impl",
@@ -34,6 +35,7 @@ Handler = TypeVar("Handler", bound="Callable[..., Any]")
 
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
+RUNNERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}  # of rules
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 
@@ -85,6 +87,7 @@ def _sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Handler]:
             return implementation(types, args, kwargs, group)
 
         HANDLERS[func] = handler
+        RUNNERS.pop(func, None)
         return implementation
 
     return register

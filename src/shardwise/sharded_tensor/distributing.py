@@ -13,6 +13,7 @@ from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.differentiable import Exchange, carriers_of, exchange
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
+from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.factories import state_of_pieces
@@ -221,7 +222,7 @@ def as_local_rows(
     x: torch.Tensor,
     sizes: Sequence[int] | None = None,
     *,
-    process_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | Communicator | None = None,
 ) -> ShardedTensor:
     """Each rank's own rows of a global batch, in rank order, as one tensor. Copies nothing.
 
@@ -287,7 +288,8 @@ def _row_counts(x: torch.Tensor, members: Communicator) -> tuple[int, ...]:
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     is_alone = len(members.ranks) == 1
-    found = [sent] if is_alone else members.compare(sent, timeout=check_timeout())
+    with recorded("exchange row counts", members, len(sent)):
+        found = [sent] if is_alone else members.compare(sent, timeout=check_timeout())
     if problem is not None or any(one[8:] != sent[8:] for one in found):
         explain("as_local_rows", values, group=members, problem=problem)
     return tuple(int.from_bytes(one[:8]) for one in found)

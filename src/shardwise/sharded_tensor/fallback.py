@@ -1,28 +1,31 @@
-"""The last resort for torch functions: gather, compute on full tensors, hold the result everywhere.
+"""The last resort for torch functions: gather, compute on full tensors, cut the result.
 
 Exact, forward and gradient, for every function and every layout, and as costly as it sounds. So it
-says what it did: `implicit_comm`.
+says what it did: `implicit_comm`. A result of the shape of an argument is cut like it, and every
+rank holds any other.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from shardwise._torch_compat import RandomMarks, shares_memory, tree_leaves, tree_map
-from shardwise.comm.agreement import agree
-from shardwise.comm.checks import should_check
+from shardwise.comm.checks import is_debugging
+from shardwise.comm.tracing import TRACES, doing
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import function_name
-from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     replicated_layout,
     replicated_state,
+    reshard_state,
 )
+from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import Seen, State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
@@ -46,6 +49,13 @@ _NORMS = ("batch_norm", "native_batch_norm")
 
 
 @register_fallback
+def _traced(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[ShardedTensor]
+) -> Any:
+    with doing(function_name(func)) if TRACES else nullcontext():
+        return _gather_and_compute(func, args, kwargs, tensors)
+
+
 def _gather_and_compute(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[ShardedTensor]
 ) -> Any:
@@ -55,8 +65,8 @@ def _gather_and_compute(
     if getattr(func, "__name__", "") in _RANDOM.split():
         raise _random(func, states[0])
     _announce(func, states)
-    if should_check(hot=True):
-        _compare(func, states, args, kwargs)
+    if is_debugging():
+        compare_calls(func, [*states, *_plain_tensors(args, kwargs)])
     found = {id(tensor): _Full(tensor, _whole(tensor._state)) for tensor in tensors}
 
     def plain(value: Any) -> Any:
@@ -71,19 +81,12 @@ def _gather_and_compute(
         if one.is_written or any(one.tensor is value for value in unseen):
             one.write_back(func)
     given = {id(value): value for value in tree_leaves((args, kwargs))}
-    return tree_map(lambda value: _everywhere(value, found, given, states[0]), result)
+    return tree_map(lambda value: _kept(value, found, given, states), result)
 
 
-def _compare(func: Any, states: list[State], args: Any, kwargs: Any) -> None:
-    """All ranks call the same function on the same tensors; plain ones by their data."""
+def _plain_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
     leaves = tree_leaves((args, kwargs))
-    plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, ShardedTensor)]
-    values = {
-        "layouts": [state.layout for state in states],
-        "dtypes": [state.dtype for state in states],
-        "plain tensors": [(tuple(x.shape), x.dtype, digest(x)) for x in plain],
-    }
-    agree(function_name(func), values, group=states[0].comm, hot=True)
+    return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, ShardedTensor)]
 
 
 @dataclass(slots=True)
@@ -135,8 +138,8 @@ def _whole(state: State) -> torch.Tensor:
         return full.clone() if full.is_inference() else full
 
 
-def _everywhere(value: Any, found: dict[int, _Full], given: dict[int, Any], first: State) -> Any:
-    """A result as a tensor that every rank has; an argument that is returned as itself."""
+def _kept(value: Any, found: dict[int, _Full], given: dict[int, Any], states: list[State]) -> Any:
+    """A result as a sharded tensor; an argument that is returned as itself."""
     if not isinstance(value, torch.Tensor) or id(value) in given:
         return value
     for one in found.values():
@@ -144,8 +147,15 @@ def _everywhere(value: Any, found: dict[int, _Full], given: dict[int, Any], firs
             return one.tensor
     shown = [one for one in found.values() if shares_memory(value, one.full)]
     view_of = tuple(seen for one in shown for seen in one.seen)  # [Note: lost views] in `state.py`
-    layout = replicated_layout(tuple(value.shape), first)
-    return wrap(first.with_carriers([value], layout=layout, spec=None, view_of=view_of))
+    shape = tuple(value.shape)
+    layout = replicated_layout(shape, states[0])
+    everywhere = states[0].with_carriers([value], layout=layout, spec=None, view_of=view_of)
+    alike = [state for state in states if state.layout.shape == shape]
+    if not alike or view_of:
+        return wrap(everywhere)
+    like = alike[0]
+    spec = like.spec if like.layout.pending is None else None
+    return wrap(reshard_state(everywhere, like.layout.bar, spec=spec))
 
 
 def _written_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

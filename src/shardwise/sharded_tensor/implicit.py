@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from shardwise.call_site import user_level
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
@@ -21,7 +21,6 @@ __all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "implicit_comm"]
 
 ImplicitComm = Literal["allow", "warn", "error"]
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
-_INNER = ("shardwise.", "torch.", "contextlib")  # modules whose code is not the user's
 
 
 class ImplicitCommWarning(UserWarning):
@@ -56,7 +55,7 @@ def announce(
         f"{format_bytes(nbytes)} between ranks"
     )
     fix = (
-        "There is no sharded rule for it. Work on st.local_shards(), write one with "
+        "There is no sharded rule for this call. Work on st.local_shards(), write one with "
         'custom_sharded_op_impl, or accept it: shardwise.implicit_comm("allow").'
         if gathers
         else "Bring the operands together first: shardwise.reshard(x, to); or accept it: "
@@ -64,12 +63,4 @@ def announce(
     )
     if policy == "error":
         raise OpError(what, rank=rank, fix=fix)
-    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=_user_level())
-
-
-def _user_level() -> int:
-    """How far up the stack the user's code is, as `warnings.warn` counts from our caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_INNER):
-        level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())

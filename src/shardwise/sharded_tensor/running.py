@@ -11,25 +11,33 @@ the result. So it calls the function on tensors without elements that come from 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from shardwise._torch_compat import active_transform
 from shardwise.comm.agreement import agree
-from shardwise.comm.checks import should_check
+from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
-from shardwise.sharded_tensor.dispatch import function_name, handles
+from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
+from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.resharding import check_one_group, replicated, reshard_state
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
+    check_usable,
     check_writable,
     compute_by_gathering,
     show_requires_grad,
     wrap,
 )
+from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
@@ -38,6 +46,13 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.ops import Decision, Need, Rule, Then
 
+__all__ = ["compare_calls"]
+
+_NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
+_has_modes: Any = torch._C._is_torch_function_mode_enabled
+_Tensor: Any = torch.Tensor
+_grad_fn = _Tensor.grad_fn.__get__
+_NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
 _Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
@@ -47,32 +62,58 @@ class _Known(NamedTuple):
     """A decision, and what it takes to carry it out on this rank."""
 
     decision: Decision | None  # None: the rule does not cover the call
-    operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
-    slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     is_quick: bool  # [Note: the quick way]
     is_slow_with_grad: bool  # since gradients of operands are summed or moved
     like: int | None  # the operand whose layout is the output's, and which so has its spec
+    operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
+    slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
+    is_always_quick: bool = False  # also with gradients
+    output: Layout | None = None  # the first of the decision
 
 
 def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `func` gives by its rule."""
+    """What `func` gives by its rule. One long function, since calls cost what torch costs."""
     key: list[Any] = [func]
     found: list[_Found] = []
-    for arg in args:
-        if isinstance(arg, ShardedTensor):
-            state = arg._state
-            found.append(state)
-            key += (id(state.layout), state.carriers[0].dtype)
-        else:
+    here: list[Any] = []  # the arguments of the quick way; those in `kwargs` make it a long one
+    first: Any = None
+    is_from_rows = has_plain = False
+    with _NoDispatch():
+        for arg in args:
+            if type(arg) is ShardedTensor:
+                state = arg._state
+                if state.is_special or _grad_fn(arg) is not None:
+                    check_usable(arg)
+                carrier = state.carriers[0]
+                key.append(id(state.layout))
+                key.append(carrier.dtype)
+                found.append(state)
+                here.append(carrier)
+                if first is None:
+                    first = state
+                is_from_rows |= state.is_from_rows
+            else:
+                _note(arg, key, found, reads_numbers=rule.reads_numbers)
+                here.append(arg)
+                has_plain = has_plain or isinstance(arg, torch.Tensor)
+    if kwargs:
+        for name, arg in kwargs.items():
+            key.append(name)
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
-    for name, arg in kwargs.items():
-        key.append(name)
-        _note(arg, key, found, reads_numbers=rule.reads_numbers)
+            has_plain = has_plain or isinstance(arg, torch.Tensor)
+    if has_plain:
+        rows = rule.takes_rows
+        if rows is not None and rows < len(args) and type(args[rows]) is torch.Tensor:
+            row = promoted(args[rows], args)
+            if row is not args[rows]:
+                return _run(rule, func, (*args[:rows], row, *args[rows + 1 :]), kwargs)
+        check_plain(func, found)
+    if first is None:
+        first = next(one for one in found if isinstance(one, State))
     if rule.reads_grad:
         key.append(_needs_grad(found))
-    first = next(one for one in found if isinstance(one, State))
-    decisions = first.comm.decisions
+    decisions: dict[Any, _Known] = first.comm.decisions
     try:
         known = decisions.get(tuple(key))
     except TypeError:  # an argument that has no hash; no rule knows what it means
@@ -82,27 +123,37 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if len(decisions) >= _MOST_KEPT:
             decisions.clear()
         decisions[tuple(key)] = known
-    decision = known.decision
+    decision, is_quick, is_slow_with_grad, like = known[:4]
     if decision is None:
         return compute_by_gathering(func, args, kwargs)
-    if should_check(hot=True):
-        _compare(func, found)
-    if not known.is_quick or (known.is_slow_with_grad and _needs_grad(found)):
-        return _run_pieces(known, decision, func, args, kwargs, found)
-    here = [arg._state.carriers[0] if isinstance(arg, ShardedTensor) else arg for arg in args]
+    if is_debugging():
+        compare_calls(func, found)
+    if not is_quick or (is_slow_with_grad and _needs_grad(found)):
+        with doing(function_name(func)) if TRACES else _NOTHING:
+            return _run_pieces(known, decision, func, args, kwargs, found)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
-        show_requires_grad(args[0])
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     piece = func(*here, **kwargs)
-    return args[0] if piece is here[0] else _wrapped(known, piece, first, found)
+    if piece is here[0]:
+        return args[0]
+    spec = None if like is None else found[like].spec  # type: ignore[union-attr]
+    made = State(
+        decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
+    )
+    if is_from_rows:
+        made.is_from_rows = made.is_special = True
+    return wrap(made)
 
 
 def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> None:
     """Adds to `key` what of an argument matters, and to `found` the tensors in it."""
     if isinstance(arg, torch.Tensor):
         if isinstance(arg, ShardedTensor):
+            check_usable(arg)
             found.append(arg._state)
             key += (id(arg._state.layout), arg._state.dtype)
         else:
@@ -119,17 +170,6 @@ def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool)
 
 def _needs_grad(found: Sequence[_Found]) -> bool:
     return torch.is_grad_enabled() and any([one.requires_grad for one in found])
-
-
-def _wrapped(known: _Known, piece: torch.Tensor, first: State, found: Sequence[_Found]) -> Any:
-    assert known.decision is not None
-    like = known.like
-    spec = None if like is None else found[like].spec  # type: ignore[union-attr]
-    made = State(
-        known.decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
-    )
-    made.is_from_rows = any([isinstance(one, State) and one.is_from_rows for one in found])
-    return wrap(made)
 
 
 # -- deciding --------------------------------------------------------------------------------------
@@ -159,7 +199,7 @@ def _decide(
     needs_grad = rule.reads_grad and _needs_grad(found)
     decision = rule.decide(Call(func, seen, named, operands, ranks, rank, needs_grad))
     if decision is None:
-        return _Known(None, operands, tuple(slots), False, False, None, 0)
+        return _Known(None, False, False, None, operands, tuple(slots), 0)
     pairs = list(zip(operands, decision.needs, strict=True))
     has_one_piece = all(
         operand.is_plain or len(operand.layout.boxes_of(rank)) == 1 for operand, _ in pairs
@@ -179,14 +219,19 @@ def _decide(
     )
     like = [k for k, operand in enumerate(operands) if operand.layout == decision.outputs[0]]
     like = [k for k in like if not operands[k].is_plain]
+    is_slow_with_grad = any(
+        need.work is not None or need.layout != operand.layout for operand, need in pairs
+    )
     return _Known(
         decision,
+        is_quick,
+        is_slow_with_grad,
+        like[0] if like else None,
         operands,
         tuple(slots),
-        is_quick,
-        any(need.work is not None or need.layout != operand.layout for operand, need in pairs),
-        like[0] if like else None,
         sum(_bytes_between(operand, need) for operand, need in pairs),
+        is_quick and not is_slow_with_grad,
+        decision.outputs[0],
     )
 
 
@@ -202,17 +247,16 @@ def _bytes_between(operand: Operand, need: Need) -> int:
     return plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
 
 
-def _compare(func: Any, found: Sequence[_Found]) -> None:
-    """All ranks call the same function on the same layouts; in debug mode."""
+def compare_calls(func: Any, found: Sequence[_Found]) -> None:
+    """All ranks call the same function on the same tensors; plain ones are compared by data."""
     first = next(one for one in found if isinstance(one, State))
     values = {
-        "operands": [
-            (str(one.layout), one.layout.fingerprint, one.dtype)
-            if isinstance(one, State)
-            else ("plain", tuple(one.shape), one.dtype)
-            for one in found
-        ],
+        "layouts": [one.layout for one in found if isinstance(one, State)],
+        "dtypes": [one.dtype for one in found],
         "requires_grad": _needs_grad(found),
+        "plain tensors": [
+            (tuple(one.shape), digest(one)) for one in found if isinstance(one, torch.Tensor)
+        ],
     }
     agree(function_name(func), values, group=first.comm, hot=True)
 
@@ -251,7 +295,10 @@ def _run_pieces(
     if decision.is_in_place:
         if decision.outputs[0].boxes_of(rank):
             decision.kernel(pieces, invoke)
-        show_requires_grad(args[0])
+        else:
+            _write_into_tie(pieces, known.operands, invoke)
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
         return args[0]
     ndims = [len(operand.shape) for operand in known.operands]
     made = _made(
@@ -268,7 +315,7 @@ def _run_pieces(
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
     for one in made:
-        one.is_from_rows = is_from_rows
+        one.is_from_rows = one.is_special = is_from_rows
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)
@@ -280,7 +327,8 @@ def _pieces(one: _Found, need: Need, first: State) -> Sequence[torch.Tensor]:
     rank = first.rank
     entries = need.layout if need.work is None else need.work
     if isinstance(one, torch.Tensor):
-        if not (one.requires_grad and torch.is_grad_enabled()):
+        has_grad = one.requires_grad and torch.is_grad_enabled()
+        if not has_grad and need.layout.pending is None:  # of a sum it would be every term
             boxes = entries.boxes_of(rank)
             return [one if box.shape == one.shape else one[box.slices()] for box in boxes] or [
                 one.new_empty(0)
@@ -332,6 +380,24 @@ def _ties(
     return [result.reshape(-1)[:0] for result in listed]
 
 
+def _write_into_tie(
+    pieces: Sequence[Sequence[torch.Tensor]],
+    operands: Sequence[Operand],
+    invoke: Callable[..., Any],
+) -> None:
+    """What an in-place function does on a rank that holds nothing of its target.
+
+    The tie is written as the others' shards are: it comes to depend on what the function reads,
+    counts a version, and raises what they raise.
+    """
+    tie, ndim = pieces[0][0], len(operands[0].shape)
+    others = [
+        _phantom(held[0], len(operand.shape))
+        for held, operand in zip(pieces[1:], operands[1:], strict=True)
+    ]
+    invoke(tie.view((0,) * ndim) if ndim else tie, *others)
+
+
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
         return piece.sum(dtype=piece.dtype)
@@ -359,14 +425,62 @@ def _call(
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _handler(rule: Rule, func: Any) -> Callable[..., Any]:
+def _named(func: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The composite, under whose name a trace lists what its parts send."""
+
+    @wraps(run)
     def handler(*args: Any, **kwargs: Any) -> Any:
-        return _run(rule, func, args, kwargs)
+        with doing(function_name(func)) if TRACES else _NOTHING:
+            return run(*args, **kwargs)
 
     return handler
 
 
 for _function, _rule in RULES.items():
-    handles(_function)(_handler(_rule, _function))
+    RUNNERS[_function] = partial(_run, _rule, _function)
 for _function, _composite in COMPOSITES.items():
-    handles(_function)(_composite.run)
+    handles(_function)(_named(_function, _composite.run))
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
+    """An arithmetic operator of which torch makes `func`.
+
+    For two tensors that are where they belong it is the quick way without asking torch for it,
+    which is a quarter of the time of a small sum.
+    """
+    ask_torch = getattr(torch.Tensor, name)
+
+    def operate(self: Any, other: Any) -> Any:
+        if type(other) is not ShardedTensor or type(self) is not ShardedTensor:
+            return ask_torch(self, other)
+        if _has_modes() or active_transform() is not None:
+            return ask_torch(self, other)
+        a, b = self._state, other._state
+        x, y = a.carriers[0], b.carriers[0]
+        members = a.members
+        known = members and members.decisions.get(
+            (func, id(a.layout), x.dtype, id(b.layout), y.dtype)
+        )
+        if not known or not known.is_always_quick or is_debugging():
+            return ask_torch(self, other)
+        with _NoDispatch():
+            is_past = _grad_fn(self) is not None or _grad_fn(other) is not None
+        if is_past or a.is_special or b.is_special or func in CUSTOM or func in CUSTOM_FUNCTIONS:
+            return ask_torch(self, other)
+        spec = a.spec if known.like == 0 else b.spec
+        return wrap(State(known.output, (func(x, y),), a.rank, members, spec, a.process_group))
+
+    operate.__name__ = name
+    return operate
+
+
+for _name, _function in (
+    ("__add__", _Tensor.add),
+    ("__sub__", _Tensor.sub),
+    ("__mul__", _Tensor.mul),
+    ("__truediv__", _Tensor.div),
+):
+    setattr(ShardedTensor, _name, _operator(_name, _function))

@@ -7,7 +7,6 @@ referenced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.comm.differentiable import carriers_of, shards_of
@@ -54,25 +53,49 @@ def _version(carriers: Carriers) -> int:
     return sum(carrier._version for carrier in carriers if not carrier.is_inference())
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
 class State:
-    """A sharded tensor on one rank. Changed by nobody: a tensor gets a new one."""
+    """A sharded tensor on one rank. Changed by nobody: a tensor gets a new one.
+
+    Every op makes one, so what most tensors do not have stands on the class.
+    """
 
     layout: Layout
     carriers: Carriers  # the local shards in the order of `layout.boxes_of(rank)`, or a tie
     rank: int
     members: Communicator | None  # None: a tensor that nobody can move (the seed's base class)
-    spec: ShardingSpec | None = None  # None: of no recipe; `sharding_spec` finds one
+    spec: ShardingSpec | None  # None: of no recipe; `sharding_spec` finds one
     # Held here, since torch lets go of a destroyed group, and a communicator holds it weakly.
-    process_group: ProcessGroup | None = None
+    process_group: ProcessGroup | None
+
     init_rrefs: bool = False
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
+    reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
+    hooks: tuple[Any, ...] = ()  # `Hook`s, which follow an in-place reshard
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
-    reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
-    hooks: list[Any] = field(default_factory=list)  # `Hook`s, which follow an in-place reshard
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
+    is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
+    shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
+
+    def __init__(
+        self,
+        layout: Layout,
+        carriers: Carriers,
+        rank: int,
+        members: Communicator | None,
+        spec: ShardingSpec | None = None,
+        process_group: ProcessGroup | None = None,
+        **others: Any,
+    ) -> None:
+        self.layout = layout
+        self.carriers = carriers
+        self.rank = rank
+        self.members = members
+        self.spec = spec
+        self.process_group = process_group
+        if others:
+            vars(self).update(others)
 
     @property
     def shards(self) -> Carriers:
@@ -124,16 +147,15 @@ class State:
         return self.spec
 
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
-        """The same, holding other tensors; hooks and remote references stay behind."""
-        dropped: dict[str, Any] = {
-            "hooks": [],
-            "init_rrefs": False,
-            "remote": None,
-            "converted_from": None,
-            "view_of": (),
-            "reshaped_from": None,
-        }
-        return replace(self, carriers=tuple(carriers), **(dropped | changes))
+        """The same, holding other tensors; hooks, views and remote references stay behind."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        for name in _LEFT_BEHIND & vars(made).keys():
+            delattr(made, name)
+        vars(made).update(changes)
+        made.carriers = tuple(carriers)
+        made.is_special = bool(made.is_freed or made.view_of or made.is_from_rows)
+        return made
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""
@@ -144,7 +166,19 @@ class State:
         return self.with_carriers([fn(carrier) for carrier in self.carriers], **changes)
 
 
-@dataclass(slots=True, eq=False)
+_LEFT_BEHIND = frozenset(
+    {
+        "hooks",
+        "init_rrefs",
+        "remote",
+        "converted_from",
+        "view_of",
+        "reshaped_from",
+        "shown_grad",
+    }
+)
+
+
 class LooseState(State):
     """A tensor of no group, of which this process holds any shards, also of several ranks."""
 

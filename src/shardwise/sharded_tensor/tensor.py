@@ -3,7 +3,8 @@
 [Note: outer and inner] The object is a wrapper: its own size and dtype are the global ones, and it
 has no data. What this rank holds is in its `State`, and autograd runs on those local tensors. The
 outer tensor requires grad when they do, so that code that bypasses `__torch_function__` (a user's
-autograd.Function) leaves a grad_fn on it, by which the next call notices.
+autograd.Function) leaves a grad_fn on it, by which the next call notices; and if what it gives is
+plain, its gradient comes to the outer tensor, where a hook notices.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise._torch_compat import swap_impl
+from shardwise._torch_compat import active_transform, swap_impl
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.assigning import Assigned
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
     OUTER,
+    RUNNERS,
     call_plain,
     function_name,
     sharded_arguments,
@@ -26,7 +28,11 @@ from shardwise.sharded_tensor.dispatch import (
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
-from shardwise.sharding_spec.custom_ops import _dispatch_custom_op, _has_custom_op, is_custom_op
+from shardwise.sharding_spec.custom_ops import (
+    CUSTOM_FUNCTIONS,
+    _dispatch_custom_op,
+    _has_custom_op,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,16 +48,20 @@ if TYPE_CHECKING:
 
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+_SET_HOOKS = _Tensor._backward_hooks.__set__
 
 __all__ = [
     "ShardedTensor",
     "ShardedTensorBase",
     "adopt",
+    "check_usable",
     "check_writable",
     "compute_by_gathering",
     "live_state",
     "register_fallback",
     "show_requires_grad",
+    "states_of_all",
     "user_attributes",
     "wrap",
 ]
@@ -126,8 +136,7 @@ class ShardedTensorBase(torch.Tensor):
             f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __copy__(self) -> Any:
         """Another tensor object on the same memory, with the same attributes."""
@@ -140,28 +149,31 @@ class ShardedTensorBase(torch.Tensor):
             setattr(made, name, value)
         return made
 
-    # torch.compile and Module.to know a tensor made of others by these two methods. The names are
-    # looked up as attributes.
+    # By these two methods Module.to knows a tensor made of others, which it swaps. torch.compile
+    # calls them: compiled code works on the outer tensor, and would train without gradients.
 
-    def __tensor_flatten__(self) -> tuple[list[str], State]:
-        return [f"_carrier_{k}" for k in range(len(self._state.carriers))], self._state
+    def __tensor_flatten__(self) -> Any:
+        raise OpError(
+            "torch.compile of a function of ShardedTensors",
+            rank=self._state.rank,
+            fix="Compile what works on st.local_tensor(), and leave this function out: "
+            "torch.compiler.disable(function).",
+        )
 
     @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], state: State, outer_size: Any, outer_stride: Any
-    ) -> ShardedTensor:
-        return wrap(state.with_carriers(list(inner.values())))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_carrier_") and name[9:].isdecimal():
-            return self._state.carriers[int(name[9:])]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __tensor_unflatten__(inner: Any, state: Any, outer_size: Any, outer_stride: Any) -> Any:
+        raise OpError("torch.compile of a function of ShardedTensors")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Reached only by what went past `__torch_function__`, which it explains."""
+        """Reached only by what went past `__torch_function__`, which it explains.
+
+        Where torch wants a number (`plain.add_(other, alpha=st)`), it reads the one element so.
+        """
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return HANDLERS[_Tensor.item](*args)
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
@@ -283,6 +295,15 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
+    # Optimizers read these for each parameter and step, and going through torch each time would be
+    # most of what a small step costs.
+    is_sparse = False
+    grad = property(
+        lambda tensor: HANDLERS[_Tensor.grad.__get__](tensor),
+        lambda tensor, value: HANDLERS[_Tensor.grad.__set__](tensor, value),
+        lambda tensor: HANDLERS[_Tensor.grad.__delete__](tensor),
+    )
+
     # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
     # refuse the seed's `process_group`.
 
@@ -314,15 +335,27 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = {} if kwargs is None else kwargs
-        if func in OUTER:
+        is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
+        if not kwargs:
+            kwargs = {}
+        elif kwargs.get("out") is not None and not is_custom:
+            from shardwise.sharded_tensor.out_argument import compute_into
+
+            return compute_into(func, args, kwargs)
+        runner = RUNNERS.get(func)
+        if runner is None and func in OUTER:
             return call_plain(func, args, kwargs)
+        if (transform := active_transform()) is not None:
+            raise _transformed(func, transform)
+        if runner is not None and not is_custom:
+            return runner(args, kwargs)
         for arg in args:
             if isinstance(arg, ShardedTensor):
-                _check_usable(arg)
-        custom = _custom(func, types, args, kwargs)
-        if custom is not None:
+                check_usable(arg)
+        if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
             return custom()
+        if runner is not None:
+            return runner(args, kwargs)
         handler = HANDLERS.get(func)
         if handler is None:
             return compute_by_gathering(func, args, kwargs)
@@ -331,24 +364,30 @@ class ShardedTensor(ShardedTensorBase):
 
 def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     """The tensor object of a state. [Note: outer and inner]"""
-    tensor: ShardedTensor = torch.Tensor._make_wrapper_subclass(
+    carriers = state.carriers
+    first = carriers[0]
+    requires_grad = first.requires_grad if len(carriers) == 1 else state.requires_grad
+    tensor: ShardedTensor = _make_wrapper(
         ShardedTensor if cls is None else cls,
         state.layout.shape,
-        dtype=state.dtype,
-        device=state.device,
-        requires_grad=state.requires_grad,
+        dtype=first.dtype,
+        device=first.device,
+        requires_grad=requires_grad,
     )
     tensor._state = state
+    if requires_grad:
+        _watch(tensor)
     return tensor
 
 
 def live_state(tensor: ShardedTensorBase) -> State:
     """The tensor's state; raises if autograd has gone past it. [Note: outer and inner]"""
-    _check_usable(tensor)
+    check_usable(tensor)
     return tensor._state
 
 
-def _check_usable(tensor: ShardedTensorBase) -> None:
+def check_usable(tensor: ShardedTensorBase) -> None:
+    """Raises if the data is gone, a view has grown old, or autograd has gone past the tensor."""
     if tensor._state.is_freed:
         raise _freed(tensor._state)
     if tensor._state.view_of:
@@ -364,9 +403,20 @@ def _check_usable(tensor: ShardedTensorBase) -> None:
         )
 
 
-def check_writable(tensor: ShardedTensor, func: Any) -> None:
+def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
+    """`live_state` of each."""
+    with torch._C.DisableTorchFunctionSubclass():
+        has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
+    states = [tensor._state for tensor in tensors]
+    if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
+        for tensor in tensors:
+            check_usable(tensor)
+    return states
+
+
+def check_writable(tensor: torch.Tensor, func: Any) -> None:
     """Raises if what an in-place function writes into the tensor would be lost."""
-    if tensor._state.view_of:
+    if isinstance(tensor, ShardedTensor) and tensor._state.view_of:
         raise OpError(
             f"{function_name(func)} into a view of a ShardedTensor",
             rank=tensor._state.rank,
@@ -376,9 +426,36 @@ def check_writable(tensor: ShardedTensor, func: Any) -> None:
 
 
 def show_requires_grad(tensor: ShardedTensor) -> None:
-    """Has the outer tensor follow local ones into which something with a gradient was written."""
-    if torch.is_grad_enabled() and tensor._state.requires_grad:
-        call_plain(_Tensor.requires_grad_, (tensor, True), {})
+    """Has the outer tensor require grad as the local ones do. [Note: outer and inner]"""
+    requires_grad = tensor._state.requires_grad
+    call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
+    if requires_grad:
+        _watch(tensor)
+
+
+def _watch(tensor: ShardedTensor) -> None:
+    """Notices a gradient that reaches the outer tensor. [Note: outer and inner]"""
+    with torch._C.DisableTorchFunctionSubclass():
+        _SET_HOOKS(tensor, _ASTRAY)
+
+
+def _refuse_gradient(_: torch.Tensor) -> None:
+    raise OpError(
+        "a gradient went to a ShardedTensor past its local tensors, and would be lost",
+        fix="A user's autograd.Function took it: call that on st.local_tensor() or "
+        "st.full_tensor().",
+    )
+
+
+_ASTRAY = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+
+
+def _transformed(func: Any, transform: str) -> OpError:
+    return OpError(
+        f"{function_name(func)} of a ShardedTensor under {transform}, which does not know its "
+        "local tensors",
+        fix="Work on st.local_shards() or st.full_tensor() there, taken outside.",
+    )
 
 
 def _check_fresh(state: State) -> None:
@@ -420,8 +497,6 @@ def _custom(
         (first, *_) = sharded_arguments(args, kwargs, ShardedTensor)
         group = first._state.process_group
         return lambda: CUSTOM[func](types, args, kwargs, group)
-    if not is_custom_op(func):
-        return None
     for tensor in sharded_arguments(args, kwargs, ShardedTensor):
         spec, group = tensor.sharding_spec(), tensor._state.process_group
         if _has_custom_op(spec, func):

@@ -315,7 +315,7 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
         grads = _moved_grads(state, moved)
     for carrier in moved.carriers:
         carrier.requires_grad_(state.requires_grad)
-    hooks: list[Hook] = state.hooks
+    hooks: tuple[Hook, ...] = state.hooks
     after = moved.with_carriers(moved.carriers, spec=target.spec, init_rrefs=state.init_rrefs)
     adopt(tensor, connect(after))
     for carrier, grad in zip(moved.carriers, grads, strict=False):

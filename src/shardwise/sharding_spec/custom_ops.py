@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = [
+    "CUSTOM_FUNCTIONS",
     "CustomOp",
     "_dispatch_custom_op",
     "_has_custom_op",
     "check_custom_op",
     "custom_sharding_spec_op",
-    "is_custom_op",
 ]
 
 CustomOp = Callable[[Sequence[type], Sequence[Any], Mapping[str, Any] | None, Any], Any]
 
 _TABLE = "_custom_ops"  # kept on the spec's class: two classes of one name cannot collide
-_functions: set[Any] = set()  # all that were registered for any class, so that most calls ask once
+CUSTOM_FUNCTIONS: set[Any] = set()  # all that any class has, so that most calls ask once
 
 
 def custom_sharding_spec_op(
@@ -36,7 +36,7 @@ def custom_sharding_spec_op(
 
     def register(implementation: CustomOp) -> CustomOp:
         check_custom_op(implementation)
-        _functions.add(func)
+        CUSTOM_FUNCTIONS.add(func)
         if _TABLE not in vars(sharding_spec_class):
             setattr(sharding_spec_class, _TABLE, {})
         vars(sharding_spec_class)[_TABLE][func] = implementation
@@ -53,11 +53,6 @@ def check_custom_op(implementation: Callable[..., Any]) -> None:
             "Custom sharded op function expects signature: (types, args, kwargs, process_group)",
             got=f"({', '.join(parameters)})",
         )
-
-
-def is_custom_op(func: Any) -> bool:
-    """Whether some spec class has its own `func`."""
-    return func in _functions
 
 
 def _find(sharding_spec: ShardingSpec, op: Callable[..., Any]) -> CustomOp | None:

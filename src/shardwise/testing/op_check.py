@@ -20,6 +20,7 @@ from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import implicit_comm
+from shardwise.sharded_tensor.plain_inputs import plain_inputs
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 
@@ -106,7 +107,7 @@ def check_op_here(
     ]
     expected = sample.call(*full)
     before = _bytes_so_far()
-    with implicit_comm(policy):
+    with implicit_comm(policy), plain_inputs("replicated"):
         found = sample.call(*given)
     sent = _bytes_so_far() - before
     pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
@@ -238,8 +239,11 @@ def _split(
     rest = part * len(numbers) if layout.pending == "avg" else part.clone()
     for number in numbers[1:]:
         noise = torch.randint(-2, 3, part.shape, generator=generator).to(part.dtype)
+        if part.dtype == torch.bool:  # there is nothing to subtract: a sum is an or
+            noise = noise & part
+        else:
+            rest = rest - noise
         terms[box, number] = noise
-        rest = rest - noise
     terms[box, numbers[0]] = rest
 
 

@@ -1,7 +1,11 @@
 """Samples of every function that has a rule, by the rule's name: what the tests of ops run."""
 
-from tests.ops.samples import elementwise, reductions
+from tests.ops.samples import elementwise, products, reductions
 
 from shardwise.testing import Sample
 
-SAMPLES: dict[str, list[Sample]] = {**elementwise.SAMPLES, **reductions.SAMPLES}
+SAMPLES: dict[str, list[Sample]] = {
+    **elementwise.SAMPLES,
+    **products.SAMPLES,
+    **reductions.SAMPLES,
+}

@@ -1,0 +1,288 @@
+"""Ops on sharded tensors beside plain tensors, hand-written communication and DTensor.
+
+"eager" is what our Python costs: tiny tensors on one rank, where every system computes the same and
+nothing is sent. "optimizer" is one AdamW step over a hundred parameters. "MLP" is a tensor-parallel
+Linear-GELU-Linear, forward and backward with a gradient of its input, on 2 and 4 local ranks (gloo,
+loopback): by hand with two all-reduces of torch.distributed, by DTensor's parallelize_module, and
+ours, in which the model is plain torch on sharded parameters and the result is resharded.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import shardwise
+from benchmarks.harness import Case, Result, System, measure
+from benchmarks.ranks import clock, quiet_peers
+from benchmarks.report import Options, Report, parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PLAIN, DTENSOR, HAND = "plain", "DTensor", "by hand"
+EAGER, OPTIMIZER = "eager, 1 rank", "optimizer, 1 rank, 100 parameters"
+BLOCK, ADD, ADD_FUNCTION = "Linear-GELU-Linear, both ways", "x + y", "torch.add(x, y)"
+SIZES = ((64, 256, 4), (256, 1024, 8), (1024, 4096, 64))  # width, hidden width, batch
+KINDS = ("foreach", "fused")
+
+
+def block(x: Any, weights: Sequence[Any]) -> Any:
+    w1, b1, w2, b2 = weights
+    return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
+
+
+def weights_of(width: int, hidden: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((hidden, width), (hidden,), (width, hidden), (width,))
+    return [torch.randn(shape, generator=generator) / 16 for shape in shapes]
+
+
+def mesh_of(world_size: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (world_size,))
+
+
+# -- what Python costs -----------------------------------------------------------------------------
+
+
+def eager(options: Options) -> list[Result]:
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = mesh_of(1)
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    makers: dict[str, Callable[[torch.Tensor], Any]] = {
+        "ours": lambda t: shardwise.distribute(t, shardwise.chunk(0, device="cpu")),
+        PLAIN: lambda t: t,
+        DTENSOR: lambda t: distribute_tensor(t, mesh, [Replicate()]),
+    }
+
+    def both_ways(make: Callable[[torch.Tensor], Any]) -> System:
+        weights = [torch.nn.Parameter(make(w)) for w in weights_of(8, 16)]
+        given = make(x)
+        return lambda: block(given, weights).sum().backward()
+
+    def plus(make: Callable[[torch.Tensor], Any]) -> System:
+        a, b = make(x), make(y)
+        return lambda: a + b
+
+    def add(make: Callable[[torch.Tensor], Any]) -> System:
+        a, b = make(x), make(y)
+        return lambda: torch.add(a, b)
+
+    runs = {BLOCK: both_ways, ADD: plus, ADD_FUNCTION: add}
+    return [
+        measure(
+            Case(name, {who: run(make) for who, make in makers.items()}, group=EAGER),
+            repeats=options.repeats * 5,  # samples of a millisecond
+            budget_s=options.budget_s,
+            clock=clock(),
+        )
+        for name, run in runs.items()
+    ]
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+
+def optimizers(options: Options) -> list[Result]:
+    def step(size: int, kind: str, make: Callable[[torch.Tensor], Any]) -> System:
+        values = [torch.randn(size, size) for _ in range(100)]
+        parameters = [torch.nn.Parameter(make(value)) for value in values]
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.grad = make(value)
+        return torch.optim.AdamW(parameters, **{kind: True}).step  # type: ignore[arg-type]
+
+    makers: dict[str, Callable[[torch.Tensor], Any]] = {
+        "ours": lambda t: shardwise.distribute(t.clone(), shardwise.chunk(0, device="cpu")),
+        PLAIN: torch.clone,
+    }
+    return [
+        measure(
+            Case(
+                f"AdamW {kind}, {size} x {size}",
+                {who: step(size, kind, make) for who, make in makers.items()},
+                group=OPTIMIZER,
+            ),
+            repeats=options.repeats * 3,
+            budget_s=options.budget_s,
+            clock=clock(),
+        )
+        for size in (256, 64)
+        for kind in KINDS
+    ]
+
+
+# -- a tensor-parallel MLP -------------------------------------------------------------------------
+
+
+class _Enter(torch.autograd.Function):
+    """Replicated input of work that is split: its gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        summed = grad.clone()
+        dist.all_reduce(summed)
+        return summed
+
+
+class _Leave(torch.autograd.Function):
+    """The parts of a sum, added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        summed = x.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def by_hand(x: torch.Tensor, weights: Sequence[torch.Tensor], rank: int) -> Callable[[], Any]:
+    w1, b1, w2, b2 = weights
+    size = dist.get_world_size()
+    parts = [w1.chunk(size)[rank], b1.chunk(size)[rank], w2.chunk(size, 1)[rank], b2]
+    w1, b1, w2, b2 = (torch.nn.Parameter(part.contiguous()) for part in parts)
+    given = x.clone().requires_grad_()
+
+    def run() -> Any:
+        hidden = F.gelu(F.linear(_Enter.apply(given), w1, b1))  # type: ignore[no-untyped-call]
+        y = _Leave.apply(F.linear(hidden, w2)) + b2  # type: ignore[no-untyped-call]
+        y.sum().backward()
+        return y
+
+    return run
+
+
+def by_dtensor(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    hidden, width = weights[0].shape
+    model = torch.nn.Sequential(
+        torch.nn.Linear(width, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, width)
+    )
+    with torch.no_grad():
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh_of(dist.get_world_size()), plan)
+    given = x.clone().requires_grad_()
+
+    def run() -> Any:
+        y = model(given)
+        y.sum().backward()
+        return y
+
+    return run
+
+
+def by_us(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    rows, columns, everywhere = shardwise.chunk(0), shardwise.chunk(1), shardwise.replicate()
+    specs = (rows, rows, columns, everywhere)
+    sharded = [
+        torch.nn.Parameter(shardwise.distribute(weight, spec))
+        for weight, spec in zip(weights, specs, strict=True)
+    ]
+    given = shardwise.as_replicated(x.clone()).requires_grad_()
+
+    def run() -> Any:
+        y: Any = shardwise.reshard(block(given, sharded), everywhere)
+        y.sum().backward()
+        return y
+
+    return run
+
+
+def mlp(width: int, hidden: int, batch: int, rank: int, options: Options) -> Result:
+    weights = weights_of(width, hidden)
+    x = torch.randn(batch, width, generator=torch.Generator().manual_seed(3))
+    systems: dict[str, Any] = {
+        "ours": by_us(x, weights),
+        HAND: by_hand(x, weights, rank),
+        DTENSOR: by_dtensor(x, weights),
+    }
+    expected = block(x, weights)
+    for name, run in systems.items():
+        found = run().detach()
+        plain = found.full_tensor() if name == "ours" else found
+        torch.testing.assert_close(plain, expected, atol=1e-4, rtol=1e-4, msg=name)
+    case = Case(mlp_name(width, hidden, batch), systems, group=mlp_group(dist.get_world_size()))
+    return measure(case, repeats=options.repeats * 3, budget_s=options.budget_s, clock=clock())
+
+
+def mlp_name(width: int, hidden: int, batch: int) -> str:
+    return f"{width} to {hidden}, batch {batch}"
+
+
+def mlp_group(world_size: int) -> str:
+    return f"MLP, {world_size} ranks"
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+
+def on_one(_: int, options: Options) -> list[Result]:
+    quiet_peers()
+    torch.set_num_threads(1)
+    return eager(options) + optimizers(options)
+
+
+def on_rank(rank: int, options: Options) -> list[Result]:
+    quiet_peers()
+    torch.set_num_threads(1)
+    shardwise.implicit_comm("error")
+    return [mlp(*size, rank, options) for size in (SIZES[:1] if options.quick else SIZES)]
+
+
+def add_bars(report: Report) -> None:
+    ratio = partial(report.check_ratio, group=EAGER)
+    ratio(BLOCK, system=PLAIN, limit=1.35)
+    ratio(BLOCK, system=DTENSOR, limit=1 / 3)
+    ratio(ADD, system=PLAIN, limit=4.0)
+    ratio(ADD, system=DTENSOR, limit=1.0)
+    for kind in KINDS:
+        for size, limit in ((256, 1.2), (64, 2.0)):
+            name = f"AdamW {kind}, {size} x {size}"
+            report.check_ratio(name, group=OPTIMIZER, system=PLAIN, limit=limit)
+    for world_size in (2, 4):
+        for sizes in SIZES:
+            ratio = partial(report.check_ratio, mlp_name(*sizes), group=mlp_group(world_size))
+            ratio(system=HAND, limit=1.1)
+            ratio(system=DTENSOR, limit=1.0)
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "")
+    if not options.quick:
+        options = replace(options, budget_s=6.0)
+    report = Report("ops", options)
+    report.results += shardwise.run_local(on_one, 1, options, timeout=3000)[0]
+    for world_size in (2, 4):
+        print(f"{world_size} ranks ...", file=sys.stderr)
+        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    add_bars(report)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

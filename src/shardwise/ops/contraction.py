@@ -1,0 +1,503 @@
+"""Products of tensors by owner intersection: whoever holds the factors of a block computes it.
+
+[Note: blocks] Every product here has an einsum form: its dims have labels. A box of each operand
+gives a block, the range that they share in the space of all labels; the boxes of an operand tile
+it, so the blocks tile that space. A rank that holds all boxes of a block can compute it. What a
+rank computes of one box of the output it adds up; what ranks compute of different ranges of a
+contracted label are the terms of a pending sum. If every block has a rank, nothing moves.
+
+[Note: who computes] Every rank computes what it can, if the blocks that ranks use a box for, or
+that they add up, are equal or disjoint from rank to rank: then equal ones are replicas, and
+different ones addends. Else every block goes to its lowest rank, which is always so.
+
+[Note: following] If some block has no rank, the operands are brought to one of them: each of its
+entries gets what it is multiplied with. The operand for which the fewest bytes move is the one that
+stays. A pending operand is reduced on its way.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from shardwise.geometry import (
+    Box,
+    Boxes,
+    Entry,
+    Layout,
+    common_pieces,
+    intersecting_pairs,
+    is_tiling,
+)
+from shardwise.ops.rule import Call, Decision, Need
+from shardwise.ops.work import Use, need_of
+from shardwise.transfer import plan_reshard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from shardwise.geometry.box import Ints
+
+__all__ = ["Factor", "Form", "Labels", "decide_product"]
+
+# The label of each dim; None for a dim of size 1 that is broadcast.
+Labels = tuple[int | None, ...]
+Key = TypeVar("Key", bound="Hashable")
+
+
+class Factor(NamedTuple):
+    """An operand of a product: where it stands among the operands of the call, and its labels."""
+
+    place: int
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A product as einsum sees it. The addend is added to the product, broadcast to its shape."""
+
+    sizes: tuple[int, ...]  # of each label
+    factors: tuple[Factor, ...]
+    output: tuple[int, ...]  # the label of each dim; labels that are not in it are summed over
+    addend: Factor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return tuple(self.sizes[label] for label in self.output)
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The labels that are summed over."""
+        return tuple(k for k in range(len(self.sizes)) if k not in self.output)
+
+
+def decide_product(call: Call, form: Form) -> Decision:
+    """The way to compute a product for which the fewest bytes move."""
+    if 0 in form.sizes:
+        return _decide_nothing(call, form)
+    held = [call.operands[factor.place].layout for factor in form.factors]
+    stay = [layout.bar for layout in held]
+    blocks = _blocks(form, stay)
+    ways = [] if blocks is None else [_decision(call, form, stay, blocks)]
+    if blocks is None or stay != held:
+        for anchor in range(len(stay)):
+            layouts = _following(form, stay, anchor)
+            blocks = _blocks(form, layouts)
+            assert blocks is not None
+            ways.append(_decision(call, form, layouts, blocks))
+    return min(ways, key=lambda way: way[1])[0]
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+class _Block(NamedTuple):
+    """A part of the space of labels, and the boxes that it is computed from. [Note: blocks]"""
+
+    box: Box  # a range of each label
+    sources: tuple[Box, ...]  # of each factor
+    ranks: frozenset[int]  # those that hold all of them
+
+
+class _Distinct(NamedTuple):
+    """The boxes of a layout, each once."""
+
+    boxes: Boxes
+    owners: tuple[frozenset[int], ...]
+
+
+def _distinct(layout: Layout) -> _Distinct:
+    first = layout.box_rows
+    owners = layout.owners.tolist()
+    return _Distinct(
+        layout.boxes[first[:-1]],
+        tuple(frozenset(owners[a:b]) for a, b in itertools.pairwise(first.tolist())),
+    )
+
+
+def _ranges(boxes: Boxes, labels: Labels, sizes: tuple[int, ...]) -> Boxes:
+    """The boxes in the space of labels: whole where they have no dim.
+
+    Of a label that stands twice, as in `ii`, the part that all its dims share.
+    """
+    starts = np.zeros((len(boxes), len(sizes)), np.int64)
+    stops = np.tile(np.array(sizes, np.int64), (len(boxes), 1))
+    for dim, label in enumerate(labels):
+        if label is not None:
+            starts[:, label] = np.maximum(starts[:, label], boxes.starts[:, dim])
+            stops[:, label] = np.minimum(stops[:, label], boxes.stops[:, dim])
+    return Boxes(starts, np.maximum(starts, stops))
+
+
+def _blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block] | None:
+    """All blocks, in order of the output and then of the labels that are summed over.
+
+    None if one of them has no rank that can compute it.
+    """
+    found = list(map(_distinct, layouts))
+    space, picks = _overlaps(form, found)
+    columns = [space.starts[:, label] for label in (*form.output, *form.summed)]
+    order = np.lexsort(columns[::-1]) if columns else np.arange(len(space))
+    blocks = []
+    for row, pick in zip(order.tolist(), picks[order].tolist(), strict=True):
+        sources = list(zip(found, pick, strict=True))
+        ranks = frozenset.intersection(*[one.owners[k] for one, k in sources])
+        if not ranks:
+            return None
+        blocks.append(_Block(space[row], tuple(one.boxes[k] for one, k in sources), ranks))
+    return blocks + _empty_blocks(form, layouts)
+
+
+def _overlaps(form: Form, found: Sequence[_Distinct]) -> tuple[Boxes, Ints]:
+    """All parts of the space of labels, and of which box of each factor they are, (n, factors)."""
+    space = Boxes.of([Box.whole(form.sizes)], len(form.sizes))
+    picks: Ints = np.zeros((1, 0), np.int64)
+    for factor, one in zip(form.factors, found, strict=True):
+        full = np.flatnonzero(one.boxes.is_full)
+        ranges = _ranges(one.boxes[full], factor.labels, form.sizes)
+        i, j = intersecting_pairs(space, ranges)
+        picks = np.column_stack([picks[i], full[j]])
+        space = Boxes(
+            np.maximum(space.starts[i], ranges.starts[j]),
+            np.minimum(space.stops[i], ranges.stops[j]),
+        )
+    return space, picks
+
+
+def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
+    """Blocks of empty boxes: a rank with an empty piece of an operand has one of the output.
+
+    Only along labels of the output; an empty range to sum over adds nothing.
+    """
+    found: dict[tuple[Box, ...], set[int]] = defaultdict(set)
+    for rank in {rank for layout in layouts for rank in _ranks_with_empty_boxes(layout)}:
+        for sources in itertools.product(*[layout.boxes_of(rank) for layout in layouts]):
+            if any(box.is_empty for box in sources):
+                found[sources].add(rank)
+    blocks = []
+    for sources, ranks in sorted(found.items()):
+        start, stop = [0] * len(form.sizes), list(form.sizes)
+        for factor, box in zip(form.factors, sources, strict=True):
+            for label, low, high in zip(factor.labels, box.start, box.stop, strict=True):
+                if label is not None:
+                    start[label], stop[label] = max(start[label], low), min(stop[label], high)
+        is_box = all(low <= high for low, high in zip(start, stop, strict=True))
+        has_terms = all(start[label] < stop[label] for label in form.summed)
+        if is_box and has_terms and any(start[k] == stop[k] for k in form.output):
+            blocks.append(_Block(Box(tuple(start), tuple(stop)), sources, frozenset(ranks)))
+    return blocks
+
+
+def _ranks_with_empty_boxes(layout: Layout) -> set[int]:
+    return set(layout.owners[~layout.boxes.is_full].tolist())
+
+
+def _following(form: Form, layouts: Sequence[Layout], anchor: int) -> list[Layout]:
+    """The layouts in which every entry of one factor has what it is multiplied with."""
+    boxes, owners = _distinct(layouts[anchor])
+    full = np.flatnonzero(boxes.is_full)
+    spaces = list(_ranges(boxes[full], form.factors[anchor].labels, form.sizes))
+    users = [owners[k] for k in full.tolist()]
+    found = list(layouts)
+    for k, (factor, layout) in enumerate(zip(form.factors, layouts, strict=True)):
+        if k != anchor:
+            parts = [
+                (_needed_of(factor.labels, layout.shape, space), ranks)
+                for space, ranks in zip(spaces, users, strict=True)
+                if not space.is_empty
+            ]
+            found[k] = _covering(layout.shape, parts)
+    return found
+
+
+def _needed_of(labels: Labels, shape: tuple[int, ...], space: Box) -> Box:
+    """What of a factor is needed for a part of the space of labels.
+
+    Of a label that stands twice only the first dim is cut, since squares along a diagonal would
+    leave out the rest of the tensor.
+    """
+    start, stop = [0] * len(shape), list(shape)
+    for dim, label in enumerate(labels):
+        if label is not None and label not in labels[:dim]:
+            start[dim], stop[dim] = space.start[label], space.stop[label]
+    return Box(tuple(start), tuple(stop))
+
+
+def _covering(shape: tuple[int, ...], parts: Sequence[tuple[Box, frozenset[int]]]) -> Layout:
+    """The layout in which ranks have these parts, cut where they overlap in part."""
+    pieces = common_pieces([box for box, _ in parts])
+    users: dict[Box, set[int]] = defaultdict(set)
+    for box, ranks in parts:
+        for piece in pieces[box]:
+            users[piece] |= ranks
+    entries = [(box, rank) for box, ranks in users.items() for rank in sorted(ranks)]
+    return Layout(shape, [box for box, _ in entries], [rank for _, rank in entries])
+
+
+# -- who computes what -----------------------------------------------------------------------------
+
+
+class _Result(NamedTuple):
+    """The output: its layout, and the blocks that each entry is the sum of."""
+
+    layout: Layout
+    blocks: dict[Entry, tuple[int, ...]]
+
+    def entries_of(self, rank: int) -> list[Entry]:
+        """In the order of the local pieces."""
+        found = zip(self.layout.boxes_of(rank), self.layout.terms_of(rank), strict=True)
+        return [Entry(box, rank, term) for box, term in found]
+
+
+def _result(form: Form, blocks: Sequence[_Block]) -> _Result:
+    """What comes out of the blocks that ranks compute. [Note: who computes]"""
+    pieces = _output_pieces(form, blocks)
+    every = [block.ranks for block in blocks]
+    sums = _blocks_by(pieces, every)
+    uses = _blocks_by([tuple(enumerate(block.sources)) for block in blocks], every)
+    if not all(_are_apart(by_rank) for by_rank in (*uses.values(), *sums.values())):
+        sums = _blocks_by(pieces, [frozenset([min(ranks)]) for ranks in every])
+    found: dict[Entry, tuple[int, ...]] = {}
+    for box, by_rank in sums.items():
+        if box.is_empty:  # nothing to add up
+            found |= {Entry(box, rank): tuple(one[:1]) for rank, one in by_rank.items()}
+        else:
+            terms = {one: k for k, one in enumerate(sorted(set(map(tuple, by_rank.values()))))}
+            found |= {
+                Entry(box, rank, terms[tuple(one)]): tuple(one) for rank, one in by_rank.items()
+            }
+    return _Result(Layout.of(form.shape, found, pending="sum"), found)
+
+
+def _blocks_by(
+    keys: Sequence[tuple[Key, ...]], who: Sequence[frozenset[int]]
+) -> dict[Key, dict[int, list[int]]]:
+    """The numbers of the blocks that have a key, by key and by the ranks that compute them."""
+    found: dict[Key, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, (listed, ranks) in enumerate(zip(keys, who, strict=True)):
+        for key, rank in itertools.product(listed, sorted(ranks)):
+            found[key][rank].append(number)
+    return found
+
+
+def _are_apart(by_rank: Mapping[int, Sequence[int]]) -> bool:
+    """Whether what two ranks have is equal or disjoint."""
+    distinct = set(map(tuple, by_rank.values()))
+    return sum(map(len, distinct)) == len(set(itertools.chain.from_iterable(distinct)))
+
+
+def _output_pieces(form: Form, blocks: Sequence[_Block]) -> list[tuple[Box, ...]]:
+    """The boxes of the output that each block is a part of."""
+    projected = [_projected(block.box, form.output) for block in blocks]
+    pieces = common_pieces([box for box in projected if not box.is_empty])
+    return [pieces.get(box, (box,)) for box in projected]
+
+
+def _projected(space: Box, labels: Sequence[int]) -> Box:
+    return Box(
+        tuple(space.start[label] for label in labels), tuple(space.stop[label] for label in labels)
+    )
+
+
+# -- the decision ----------------------------------------------------------------------------------
+
+
+class _Spot(NamedTuple):
+    """Where a rank finds its part of an operand: which of its pieces, and what part of it.
+
+    `zeros`: the shape of an addend that is added elsewhere, which has zeros in its place.
+    """
+
+    piece: int
+    part: tuple[slice, ...] | None = None
+    zeros: tuple[int, ...] | None = None
+
+    def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = pieces[self.piece]
+        if self.zeros is not None:
+            return _zero(found).expand(self.zeros)
+        return found if self.part is None else found[self.part]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.part is None and self.zeros is None
+
+
+Spots = dict[int, _Spot]  # by the place of the operand
+
+
+def _decision(
+    call: Call, form: Form, layouts: Sequence[Layout], blocks: Sequence[_Block]
+) -> tuple[Decision, int]:
+    """The decision for factors in these layouts, and how many bytes move for it."""
+    result = _result(form, blocks)
+    entries = result.entries_of(call.rank)
+    rows: list[list[Spots]] = [[{} for _ in result.blocks[entry]] for entry in entries]
+    needs: dict[int, Need] = {}
+    for number, (factor, layout) in enumerate(zip(form.factors, layouts, strict=True)):
+        uses = _uses(layout, number, blocks, result)
+        needs[factor.place], pieces = need_of(layout.shape, uses, call.rank)
+        for row, entry in zip(rows, entries, strict=True):
+            for spots, k in zip(row, result.blocks[entry], strict=True):
+                source = blocks[k].sources[number]
+                part = _part_of(source, factor.labels, _inside(blocks[k].box, form, entry.box))
+                spots[factor.place] = _Spot(pieces[source, k], part)
+    if form.addend is not None:
+        place = form.addend.place
+        needs[place], added = _addend_need(call, form, form.addend, result)
+        for row, (first, rest) in zip(rows, added, strict=True):
+            for k, spots in enumerate(row):
+                spots[place] = rest if k else first
+    listed = tuple(needs[k] for k in range(len(call.operands)))
+    cost = sum(
+        plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
+        for operand, need in zip(call.operands, listed, strict=True)
+        if operand.layout != need.layout
+    )
+    return _made(call, result.layout, listed, rows), cost
+
+
+def _made(
+    call: Call, output: Layout, needs: tuple[Need, ...], rows: Sequence[Sequence[Spots]]
+) -> Decision:
+    # One sum per piece of the output on this rank: of what the function gives on these operands.
+    sums = [[tuple(spots[k] for k in range(len(needs))) for spots in row] for row in rows]
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        found = []
+        for listed in sums:
+            products = [
+                invoke(*[spot.of(held) for spot, held in zip(spots, pieces, strict=True)])
+                for spots in listed
+            ]
+            found.append(functools.reduce(torch.add, products))
+        return [found]
+
+    everywhere = Layout((), [Box.whole(())] * len(call.ranks), call.ranks)
+    return Decision(
+        needs,
+        (output,),
+        kernel,
+        # A number is of use to everybody, and as cheap to bring everywhere as to anybody.
+        finish=(everywhere,) if output.shape == () and output != everywhere else None,
+        is_one_call=len(sums) == 1
+        and len(sums[0]) == 1
+        and all(spot.is_whole for spot in sums[0][0]),
+    )
+
+
+def _uses(layout: Layout, number: int, blocks: Sequence[_Block], result: _Result) -> Iterable[Use]:
+    """Who uses which box of a factor for which block."""
+    used: set[Box] = set()
+    for entry, listed in result.blocks.items():
+        for k in listed:
+            box = blocks[k].sources[number]
+            used.add(box)
+            yield Use(box, entry.rank, k)
+    for box, rank, _ in layout:
+        # A need has all boxes; these have no gradient, or a gradient of zeros: all `ii` but a few.
+        if box.is_empty or box not in used:
+            yield Use(box, rank, None)
+
+
+def _inside(space: Box, form: Form, piece: Box) -> Box:
+    """The part of a block that goes into a piece of the output."""
+    start, stop = list(space.start), list(space.stop)
+    for label, low, high in zip(form.output, piece.start, piece.stop, strict=True):
+        start[label], stop[label] = low, high
+    return Box(tuple(start), tuple(stop))
+
+
+def _part_of(source: Box, labels: Labels, space: Box) -> tuple[slice, ...] | None:
+    """What to cut out of a piece for a part of the space of labels; None: it is all of it."""
+    start, stop = list(source.start), list(source.stop)
+    for dim, label in enumerate(labels):
+        if label is not None:
+            start[dim], stop[dim] = space.start[label], space.stop[label]
+    part = Box(tuple(start), tuple(stop))
+    return None if part == source else part.relative_to(source).slices()
+
+
+def _addend_need(
+    call: Call, form: Form, addend: Factor, result: _Result
+) -> tuple[Need, list[tuple[_Spot, _Spot]]]:
+    """Where the addend is needed; for each local piece, what its first block adds, and the others.
+
+    It is added to one term of each box: the lowest.
+    """
+    shape = call.operands[addend.place].shape
+    parts = {entry.box: _addend_part(form, addend.labels, entry.box) for entry in result.blocks}
+    whole = Box.whole(shape)
+    is_cut = is_tiling(list(dict.fromkeys(parts.values())), shape)
+    uses = [
+        Use(parts[box] if is_cut else whole, rank, box)
+        for box, rank, term in result.blocks
+        if term == 0
+    ]
+    need, pieces = need_of(shape, uses, call.rank)
+    found = []
+    for box, _, term in result.entries_of(call.rank):
+        part = parts[box]
+        zero = _Spot(0, zeros=part.shape)
+        spot = zero
+        if term == 0:
+            used = part if is_cut else whole
+            spot = _Spot(pieces[used, box], None if part == used else part.slices())
+        found.append((spot, zero))
+    return need, found
+
+
+def _addend_part(form: Form, labels: Labels, box: Box) -> Box:
+    """The part of the addend that is added to a box of the output."""
+    start, stop = [0] * len(labels), [1] * len(labels)
+    for dim, label in enumerate(labels):
+        if label is not None:
+            along = form.output.index(label)
+            start[dim], stop[dim] = box.start[along], box.stop[along]
+    return Box(tuple(start), tuple(stop))
+
+
+def _decide_nothing(call: Call, form: Form) -> Decision:
+    """The decision for a product of no elements, or of sums over none: nothing moves.
+
+    What stands in place of the factors has their shapes, so that the function gives what it should.
+    """
+    everywhere = {
+        shape: Layout(shape, [Box.whole(shape)] * len(call.ranks), call.ranks)
+        for shape in (form.shape, *[operand.shape for operand in call.operands])
+    }
+    places = {factor.place for factor in form.factors}
+    shapes = [operand.shape for operand in call.operands]
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        given = [
+            _hollow(held[0], shapes[k]) if k in places else held[0] for k, held in enumerate(pieces)
+        ]
+        return [[invoke(*given)]]
+
+    needs = [
+        Need(operand.layout if k in places else everywhere[operand.shape])
+        for k, operand in enumerate(call.operands)
+    ]
+    return Decision(tuple(needs), (everywhere[form.shape],), kernel)
+
+
+def _hollow(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of `shape` that comes from `piece`, of zeros if it has elements."""
+    return piece.reshape(-1)[:0].view(shape) if 0 in shape else _zero(piece).expand(shape)
+
+
+def _zero(piece: torch.Tensor) -> torch.Tensor:
+    """A zero that autograd knows to come from `piece`, so that this rank stays in the graph."""
+    return piece.reshape(-1)[:0].sum(dtype=piece.dtype)

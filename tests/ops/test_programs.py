@@ -1,0 +1,202 @@
+"""Random programs: a few functions in a row on tensors of any layouts give what torch gives.
+
+A function is added to the programs by a line in `OPS`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import shardwise
+from shardwise.sharded_tensor import ShardedTensor
+from shardwise.testing import Sample, check_op
+from shardwise.testing.op_check import check_op_here
+from shardwise.testing.strategies import examples, layouts, shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwise.geometry import Layout
+
+Shape = tuple[int, ...]
+
+
+def _broadcast(*given: Shape) -> Shape | None:
+    """The shape of functions of elements; None where they do not fit together."""
+    try:
+        return tuple(torch.broadcast_shapes(*given))
+    except RuntimeError:
+        return None
+
+
+def _first(*given: Shape) -> Shape | None:
+    """The shape of functions that write into their first operand."""
+    return given[0] if _broadcast(*given) == given[0] else None
+
+
+def _plus_in_place(x: Any, y: Any) -> Any:
+    copy = x.clone()
+    copy += y
+    return copy.mul_(0.5)
+
+
+def _into(x: Any, y: Any) -> Any:
+    made = x + y
+    return made.copy_(y.sin())
+
+
+class Op(NamedTuple):
+    """A step that a program may take."""
+
+    name: str
+    arity: int
+    run: Callable[..., Any]
+    shape: Callable[..., Shape | None] = _broadcast  # of the result; None: it does not apply
+
+
+# They keep numbers small, so that programs of any length can be compared.
+OPS = [
+    Op("add", 2, torch.add),
+    Op("sub", 2, lambda x, y: 2 * x - y),
+    Op("mul", 2, torch.mul),
+    Op("div", 2, lambda x, y: x / (y.abs() + 1)),
+    Op("neg", 1, torch.neg),
+    Op("scale", 1, lambda x: x * 0.5),
+    Op("shift", 1, lambda x: 1 - x),
+    Op("tanh", 1, torch.tanh),
+    Op("gelu", 1, F.gelu),
+    Op("relu in place", 1, lambda x: F.relu(x.clone(), inplace=True)),
+    Op("square", 1, lambda x: x.sigmoid() ** 2),
+    Op("maximum", 2, torch.maximum),
+    Op("where", 3, lambda x, y, z: torch.where(x > 0, y, z)),
+    Op("addcmul", 3, lambda x, y, z: torch.addcmul(x, y, z, value=0.5)),
+    Op("lerp", 3, lambda x, y, z: torch.lerp(x, y, z.sigmoid())),
+    Op("add in place", 2, _plus_in_place, _first),
+    Op("copy", 2, _into),
+    Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
+    Op("detach", 2, lambda x, y: x * y.detach()),
+]
+_BY_NAME = {op.name: op for op in OPS}
+
+
+class Step(NamedTuple):
+    """One line of a program: an op on earlier values, or a reshard of one."""
+
+    op: str  # "" for a reshard
+    operands: tuple[int, ...]
+    layout: Layout | None = None
+
+    def run(self, values: list[Any]) -> Any:
+        operands = [values[k] for k in self.operands]
+        if self.layout is None:
+            return _BY_NAME[self.op].run(*operands)
+        (x,) = operands
+        return shardwise.reshard(x, self.layout) if isinstance(x, ShardedTensor) else x
+
+
+class Program(NamedTuple):
+    """Tensors of some layouts, plain ones among them, and what is done to them."""
+
+    inputs: tuple[Layout, ...]
+    plain: frozenset[int]
+    steps: tuple[Step, ...]
+    world_size: int
+
+    def run(self, *tensors: Any) -> tuple[Any, ...]:
+        """The values that no later step takes."""
+        values = list(tensors)
+        for step in self.steps:
+            values.append(step.run(values))
+        taken = {k for step in self.steps for k in step.operands}
+        made = range(len(tensors), len(values))
+        return tuple(values[k] for k in made if k not in taken)
+
+    @property
+    def sample(self) -> Sample:
+        return Sample(self.run, tuple(layout.shape for layout in self.inputs))
+
+
+def _summed(layout: Layout) -> bool:
+    """Whether the gradient of a leaf of this layout is that of the full tensor."""
+    return layout.pending in (None, "sum")
+
+
+def _differentiable(layout: Layout) -> bool:
+    return layout.pending in (None, "sum", "avg")
+
+
+@st.composite
+def _narrowed(draw: st.DrawFn, shape: Shape) -> Shape:
+    """A shape that broadcasts to `shape`."""
+    sizes = [draw(st.sampled_from([n, n, 1])) for n in shape]
+    return tuple(sizes[draw(st.integers(0, len(shape))) :])
+
+
+@st.composite
+def programs(draw: st.DrawFn, *, world_size: int | None = None) -> Program:
+    ranks = draw(st.integers(1, 4)) if world_size is None else world_size
+    shape = draw(shapes(max_size=4))
+    more = draw(st.lists(_narrowed(shape), max_size=2))
+    known = [shape, *more]
+    inputs = tuple(
+        draw(layouts(shape=one, world_size=ranks, max_boxes=6).filter(_summed)) for one in known
+    )
+    plain = frozenset(draw(st.sets(st.integers(1, 2), max_size=1)))
+    steps: list[Step] = []
+    for _ in range(draw(st.integers(3, 6))):
+        step, result = draw(_steps(known, ranks))
+        steps.append(step)
+        known.append(result)
+    return Program(inputs, plain & set(range(len(inputs))), tuple(steps), ranks)
+
+
+@st.composite
+def _steps(draw: st.DrawFn, known: list[Shape], world_size: int) -> tuple[Step, Shape]:
+    """A step on values of `known` shapes, and the shape of its result."""
+    # The latest values more often: else most of a program would be idle.
+    picks = [*range(len(known)), len(known) - 1, len(known) - 1]
+    if draw(st.integers(0, 3)) == 0:
+        k = draw(st.sampled_from(picks))
+        to = layouts(shape=known[k], world_size=world_size, max_boxes=6).filter(_differentiable)
+        return Step("", (k,), draw(to)), known[k]
+    op = draw(st.sampled_from(OPS))
+    operands = tuple(draw(st.sampled_from(picks)) for _ in range(op.arity))
+    result = op.shape(*[known[k] for k in operands])
+    if result is None:  # of any op, operands that are one value fit together
+        operands = operands[:1] * op.arity
+        result = op.shape(*[known[k] for k in operands])
+    if result is None:
+        return Step("neg", operands[:1]), known[operands[0]]
+    return Step(op.name, operands), result
+
+
+@given(programs())
+def test_programs_give_what_torch_gives(program: Program) -> None:
+    check_op(program.sample, program.inputs, world_size=program.world_size, plain=program.plain)
+
+
+def _on_rank(_: int, listed: list[Program]) -> None:
+    for number, program in enumerate(listed):
+        try:
+            check_op_here(program.sample, program.inputs, plain=program.plain)
+        except AssertionError as error:
+            raise AssertionError(f"program {number}: {program}") from error
+
+
+def test_programs_on_real_ranks() -> None:
+    shardwise.run_local(_on_rank, 3, examples(programs(world_size=3), 20))
+
+
+def test_programs_are_not_idle() -> None:
+    """The strategy takes every step, several ranks, broadcasting and reshards."""
+    found = examples(programs(), 200)
+    names = {step.op for program in found for step in program.steps}
+    assert names == {"", *_BY_NAME}
+    assert {program.world_size for program in found} == {1, 2, 3, 4}
+    assert any(program.plain for program in found)
+    assert any(layout.pending for program in found for layout in program.inputs)
