@@ -170,8 +170,12 @@ def _listed(rank: int) -> None:
     with shardwise.implicit_comm("allow"):
         flat = nn.utils.parameters_to_vector(module.parameters())
         assert torch.equal(flat.full_tensor(), weight.full_tensor().flatten())
-        with pytest.raises(TypeError, match=r"data of a ShardedTensor.*st.copy_"):
-            nn.utils.vector_to_parameters(torch.zeros(flat.numel()), module.parameters())
+        layout = weight.shard_layout
+        nn.utils.vector_to_parameters(flat.full_tensor() * 2, module.parameters())
+        assert torch.equal(weight.full_tensor(), flat.full_tensor().view(weight.shape) * 2)
+        assert weight.shard_layout == layout
+    with pytest.raises(TypeError, match=r"data of a ShardedTensor.*st.copy_"):
+        weight.data = torch.zeros(weight.shape)
 
 
 def _subgroup(rank: int) -> None:

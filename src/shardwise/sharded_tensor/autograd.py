@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,11 +101,14 @@ def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State 
 def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
     shown: ShardedTensor | None = state.shown_grad
-    grads = [carrier.grad for carrier in state.carriers]
-    if shown is not None and all(map(is_, grads, shown._state.carriers)):
-        return shown
-    state.shown_grad = None
-    if all(grad is None for grad in grads):
+    if shown is not None:
+        for carrier, grad in zip(state.carriers, shown._state.carriers, strict=True):
+            if carrier.grad is not grad:
+                break
+        else:
+            return shown
+        state.shown_grad = None
+    if all(carrier.grad is None for carrier in state.carriers):
         return None
     with torch.no_grad():
         held = tuple([_held_grad(carrier) for carrier in state.carriers])
@@ -142,6 +144,10 @@ def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
 @handles(_Tensor.grad.__delete__)
 def _delete_grad(tensor: ShardedTensor) -> None:
     _set_grad(tensor, None)
+
+
+# Past `__torch_function__`; see `is_sparse` in `tensor.py`.
+setattr(ShardedTensor, "grad", property(_grad, _set_grad, _delete_grad))  # noqa: B010  # mypy
 
 
 def _checked_grad(state: State, value: object) -> State:

@@ -308,8 +308,9 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     `torch.nn.utils.vector_to_parameters` makes it the data of `other`.
     """
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
-        return wrap(tensor._state.alias(lambda local: local.view_as(local)))
-    made = tensor.view(other.shape)
+        made: torch.Tensor = wrap(tensor._state.alias(lambda local: local.view_as(local)))
+    else:
+        made = tensor.view(other.shape)
     if not isinstance(other, ShardedTensor):
         assert isinstance(made, ShardedTensor)
         _announce_view(made._state, replicated_layout(made._state.layout.shape, made._state))
@@ -323,7 +324,7 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         view_of = view_of or (Seen.now(made._state.carriers),)
         made = wrap(reshard_state(made._state, layout))
         made._state.view_of = view_of
-    if view_of:
+    if view_of and tensor.shape != other.shape:
         made._state.reshaped_from = tensor  # `torch.nn.init.orthogonal_` writes by it
     return made
 

@@ -190,8 +190,8 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _check_all_writable(column: Column, func: Any) -> None:
-    for tensor, state in zip(column.tensors, column.states, strict=True):
-        if state is not None and state.view_of:
+    if any([state is not None and state.view_of for state in column.states]):
+        for tensor in column.tensors:
             check_writable(tensor, func)
 
 

@@ -136,7 +136,8 @@ class ShardedTensorBase(torch.Tensor):
             f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def __copy__(self) -> Any:
         """Another tensor object on the same memory, with the same attributes."""
@@ -295,14 +296,9 @@ class ShardedTensor(ShardedTensorBase):
 
         return reshard_in_place(self, resharding_spec)
 
-    # Optimizers read these for each parameter and step, and going through torch each time would be
-    # most of what a small step costs.
+    # Optimizers read it for each parameter and step; so is `grad`, in `autograd.py`. Going through
+    # torch each time would be most of what a small step costs.
     is_sparse = False
-    grad = property(
-        lambda tensor: HANDLERS[_Tensor.grad.__get__](tensor),
-        lambda tensor, value: HANDLERS[_Tensor.grad.__set__](tensor, value),
-        lambda tensor: HANDLERS[_Tensor.grad.__delete__](tensor),
-    )
 
     # torch parses the arguments of its own methods before it asks `__torch_function__`, and would
     # refuse the seed's `process_group`.
