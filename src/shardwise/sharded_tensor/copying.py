@@ -39,7 +39,6 @@ from shardwise.sharding_spec.on_device import on_device
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["LikeOptions", "empty_like"]
@@ -303,7 +302,7 @@ def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTenso
 
 @handles(_Tensor.view_as)
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Not only in the shape of `other`: in its layout, too, and plain if it is plain.
+    """In the layout of `other`, too; plain if that is plain and all ranks have the tensor.
 
     `torch.nn.utils.vector_to_parameters` makes it the data of `other`.
     """
@@ -311,28 +310,30 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = wrap(tensor._state.alias(lambda local: local.view_as(local)))
     else:
         made = tensor.view(other.shape)
-    if not isinstance(other, ShardedTensor):
-        assert isinstance(made, ShardedTensor)
-        _announce_view(made._state, replicated_layout(made._state.layout.shape, made._state))
-        return made.full_tensor()
-    layout = other._state.layout.bar
+    if isinstance(other, ShardedTensor):
+        return _laid_out_as(made, other._state, view_of=tensor)
+    assert isinstance(made, ShardedTensor)
+    everywhere = replicated_layout(made._state.layout.shape, made._state)
+    return made.full_tensor() if made._state.layout == everywhere else made
+
+
+def _laid_out_as(made: torch.Tensor, like: State, *, view_of: torch.Tensor) -> ShardedTensor:
+    """A view of a tensor in the layout of `like`; what is copied into it goes to the tensor."""
+    layout = like.layout.bar
     if not isinstance(made, ShardedTensor):
-        return wrap(cut_state(made, other._state, layout=layout).map(torch.Tensor.contiguous))
-    view_of = made._state.view_of
-    if made._state.layout != layout:
-        _announce_view(made._state, layout)
-        view_of = view_of or (Seen.now(made._state.carriers),)
-        made = wrap(reshard_state(made._state, layout))
-        made._state.view_of = view_of
-    if view_of and tensor.shape != other.shape:
-        made._state.reshaped_from = tensor  # `torch.nn.init.orthogonal_` writes by it
+        return wrap(cut_state(made, like, layout=layout).map(torch.Tensor.contiguous))
+    state = made._state
+    is_lost = bool(state.view_of) and made.shape != view_of.shape
+    if state.layout != layout:
+        nbytes = plan_reshard(state.layout, layout, state.dtype.itemsize).total_bytes
+        if nbytes:
+            announce(_Tensor.view_as, [state.layout], nbytes, state.rank)
+        is_lost, seen = True, state.view_of or (Seen.now(state.carriers),)
+        made = wrap(reshard_state(state, layout))
+        made._state.view_of = seen
+    if is_lost:
+        made._state.reshaped_from = view_of  # `torch.nn.init.orthogonal_` writes by it
     return made
-
-
-def _announce_view(state: State, target: Layout) -> None:
-    nbytes = plan_reshard(state.layout, target, state.dtype.itemsize).total_bytes
-    if nbytes:
-        announce(_Tensor.view_as, [state.layout], nbytes, state.rank)
 
 
 @handles(torch._has_compatible_shallow_copy_type)
