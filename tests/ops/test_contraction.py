@@ -198,9 +198,13 @@ def test_a_bias_is_added_to_the_lowest_term_only() -> None:
     x, w, b = layout("chunk(1)", X), layout("chunk(1)", (N, K)), everywhere((N,))
     found = decide(F.linear, x, w, b)
     assert moved(found, x, w, b) == 0
-    assert found.needs[2].layout == layout("on_rank(0)", (N,))
+    assert found.needs[2] == (b, None)  # all ranks have it, and so its gradient
     assert found.is_one_call
     assert not decide(F.linear, x, w, b, rank=1).is_one_call
+    b = layout("on_rank(0)", (N,))
+    found = decide(F.linear, x, w, b)
+    assert moved(found, x, w, b) == 0
+    assert found.needs[2] == (b, None)
 
 
 def test_a_bias_where_it_is_needed_goes_to_the_function_itself() -> None:

@@ -36,8 +36,7 @@ from shardwise.geometry import (
     is_tiling,
 )
 from shardwise.ops.rule import Call, Decision, Need
-from shardwise.ops.work import Use, need_of
-from shardwise.transfer import plan_reshard
+from shardwise.ops.work import Use, bytes_moved, need_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -312,22 +311,37 @@ def _projected(space: Box, labels: Sequence[int]) -> Box:
 class _Spot(NamedTuple):
     """Where a rank finds its part of an operand: which of its pieces, and what part of it.
 
-    `zeros`: the shape of an addend that is added elsewhere, which has zeros in its place.
+    `zeros`: the shape of an addend that is added elsewhere, which has zeros in its place;
+    `is_muted`: that it is here, too, and has its gradient. [Note: muted addends]
     """
 
     piece: int
     part: tuple[slice, ...] | None = None
     zeros: tuple[int, ...] | None = None
+    is_muted: bool = False
 
     def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         found = pieces[self.piece]
         if self.zeros is not None:
             return _zero(found).expand(self.zeros)
-        return found if self.part is None else found[self.part]
+        found = found if self.part is None else found[self.part]
+        return _Muted.apply(found) if self.is_muted else found  # type: ignore[no-untyped-call]
 
     @property
     def is_whole(self) -> bool:
-        return self.part is None and self.zeros is None
+        return self.part is None and self.zeros is None and not self.is_muted
+
+
+class _Muted(torch.autograd.Function):
+    """Zeros in place of a tensor, which gets their gradient. [Note: muted addends]"""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
 
 
 Spots = dict[int, _Spot]  # by the place of the operand
@@ -356,11 +370,7 @@ def _decision(
             for k, spots in enumerate(row):
                 spots[place] = rest if k else first
     listed = tuple(needs[k] for k in range(len(call.operands)))
-    cost = sum(
-        plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
-        for operand, need in zip(call.operands, listed, strict=True)
-        if operand.layout != need.layout
-    )
+    cost = sum(map(bytes_moved, call.operands, listed))
     return _made(call, result.layout, listed, rows), cost
 
 
@@ -432,26 +442,30 @@ def _addend_need(
 ) -> tuple[Need, list[tuple[_Spot, _Spot]]]:
     """Where the addend is needed; for each local piece, what its first block adds, and the others.
 
-    It is added to one term of each box: the lowest.
+    [Note: muted addends] It is added to one term of each box: the lowest. But all terms have the
+    whole gradient of the sum, and so that of the addend: where all ranks hold it already, they
+    take its gradient from their own term, and none is sent.
     """
-    shape = call.operands[addend.place].shape
+    operand = call.operands[addend.place]
     parts = {entry.box: _addend_part(form, addend.labels, entry.box) for entry in result.blocks}
-    whole = Box.whole(shape)
-    is_cut = is_tiling(list(dict.fromkeys(parts.values())), shape)
+    whole = Box.whole(operand.shape)
+    is_cut = is_tiling(list(dict.fromkeys(parts.values())), operand.shape)
     uses = [
-        Use(parts[box] if is_cut else whole, rank, box)
-        for box, rank, term in result.blocks
-        if term == 0
+        (Use(parts[box] if is_cut else whole, rank, box), term) for box, rank, term in result.blocks
     ]
-    need, pieces = need_of(shape, uses, call.rank)
+    need, pieces = need_of(operand.shape, [use for use, _ in uses], call.rank)
+    is_muted = bytes_moved(operand, need) == 0
+    if not is_muted:
+        need, pieces = need_of(operand.shape, [use for use, term in uses if not term], call.rank)
     found = []
     for box, _, term in result.entries_of(call.rank):
         part = parts[box]
         zero = _Spot(0, zeros=part.shape)
         spot = zero
-        if term == 0:
+        if term == 0 or is_muted:
             used = part if is_cut else whole
-            spot = _Spot(pieces[used, box], None if part == used else part.slices())
+            cut = None if part == used else part.slices()
+            spot = _Spot(pieces[used, box], cut, is_muted=term > 0)
         found.append((spot, zero))
     return need, found
 

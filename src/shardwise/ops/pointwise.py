@@ -16,8 +16,7 @@ import torch
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
 from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
-from shardwise.ops.work import Use, need_of
-from shardwise.transfer import plan_reshard
+from shardwise.ops.work import Use, bytes_moved, need_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -186,11 +185,7 @@ def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
     found = [_needed(operand, output, linear, call.rank) for operand in call.operands]
     needs = tuple(need for need, _ in found)
-    cost = sum(
-        plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
-        for operand, need in zip(call.operands, needs, strict=True)
-        if operand.layout != need.layout
-    )
+    cost = sum(map(bytes_moved, call.operands, needs))
     return _Way(output, needs, tuple(spots for _, spots in found), cost)
 
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.geometry import Layout
 from shardwise.ops.rule import Need
+from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     from shardwise.geometry import Box
+    from shardwise.ops.rule import Operand
 
-__all__ = ["Use", "need_of", "number_work"]
+__all__ = ["Use", "bytes_moved", "need_of", "number_work"]
 
 
 class Use(NamedTuple):
@@ -64,3 +66,10 @@ def number_work(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[
     if sum(map(len, distinct)) == len(works):  # equal or disjoint: one addend per user
         return {work: k for k, together in enumerate(distinct) for work in together}
     return {work: k for k, work in enumerate(works)}
+
+
+def bytes_moved(operand: Operand, need: Need) -> int:
+    """Bytes between ranks to bring an operand where it is needed."""
+    if operand.layout == need.layout:
+        return 0
+    return plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes

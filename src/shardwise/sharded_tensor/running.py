@@ -23,6 +23,7 @@ from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
+from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.implicit import announce
@@ -38,7 +39,6 @@ from shardwise.sharded_tensor.tensor import (
     wrap,
 )
 from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
-from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -229,7 +229,7 @@ def _decide(
         like[0] if like else None,
         operands,
         tuple(slots),
-        sum(_bytes_between(operand, need) for operand, need in pairs),
+        sum(bytes_moved(operand, need) for operand, need in pairs),
         is_quick and not is_slow_with_grad,
         decision.outputs[0],
     )
@@ -239,12 +239,6 @@ def _operand(one: _Found, ranks: tuple[int, ...]) -> Operand:
     if isinstance(one, State):
         return Operand(one.layout, one.dtype)
     return Operand(replicated(tuple(one.shape), ranks), one.dtype, is_plain=True)
-
-
-def _bytes_between(operand: Operand, need: Need) -> int:
-    if operand.layout == need.layout:
-        return 0
-    return plan_reshard(operand.layout, need.layout, operand.dtype.itemsize).total_bytes
 
 
 def compare_calls(func: Any, found: Sequence[_Found]) -> None:
@@ -280,7 +274,7 @@ def _run_pieces(
             [
                 o.layout
                 for o, n in zip(known.operands, decision.needs, strict=True)
-                if _bytes_between(o, n)
+                if bytes_moved(o, n)
             ],
             known.moved_bytes,
             rank,
