@@ -234,8 +234,10 @@ def _needed(
 def _projected(box: Box, shape: tuple[int, ...], onto: tuple[int, ...]) -> Box:
     """The part of an operand of shape `onto` that a box of the result is computed from."""
     lead = len(shape) - len(onto)
-    start = [0 if n == 1 else low for n, low in zip(onto, box.start[lead:], strict=True)]
-    stop = [1 if n == 1 else high for n, high in zip(onto, box.stop[lead:], strict=True)]
+    dims = list(zip(onto, shape[lead:], box.start[lead:], box.stop[lead:], strict=True))
+    # Not by n == 1: of a dim of size 1 the box may be empty, and so has to be the result.
+    start = [low if n == size else 0 for n, size, low, _ in dims]
+    stop = [high if n == size else 1 for n, size, _, high in dims]
     return Box(tuple(start), tuple(stop))
 
 

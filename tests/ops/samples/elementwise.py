@@ -235,6 +235,8 @@ _EXTRA: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], Any]] =
     ("add", lambda x: x + x, (_SHAPE,), "real"),
     ("add", lambda x, y: x + y, ((0, 3), (3,)), "real"),
     ("add", lambda x, y: x + y, ((2, 3, 2, 2), (3, 1, 1)), "real"),
+    ("add", lambda x, y: x + y, ((1, 1, 1), (1, 0)), "real"),
+    ("add", lambda x, y: x + y, ((1, 1), (1, 3)), "real"),
     ("sub", lambda x, y: torch.sub(x, other=y, alpha=2), ((4, 3), (4, 3)), "real"),
     ("__rsub__", lambda x: 2 - x, (_SHAPE,), "real"),
     ("mul", lambda x: x * x, (_SHAPE,), "real"),
