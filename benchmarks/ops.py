@@ -61,8 +61,9 @@ def eager(options: Options) -> list[Result]:
 
     mesh = mesh_of(1)
     x, y = torch.randn(4, 8), torch.randn(4, 8)
+    rows = shardwise.chunk(0, device="cpu")
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
-        "ours": lambda t: shardwise.distribute(t, shardwise.chunk(0, device="cpu")),
+        "ours": lambda t: shardwise.distribute(t, rows),
         PLAIN: lambda t: t,
         DTENSOR: lambda t: distribute_tensor(t, mesh, [Replicate()]),
     }
@@ -103,8 +104,9 @@ def optimizers(options: Options) -> list[Result]:
             parameter.grad = make(value)
         return torch.optim.AdamW(parameters, **{kind: True}).step  # type: ignore[arg-type]
 
+    rows = shardwise.chunk(0, device="cpu")
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
-        "ours": lambda t: shardwise.distribute(t.clone(), shardwise.chunk(0, device="cpu")),
+        "ours": lambda t: shardwise.distribute(t.clone(), rows),
         PLAIN: torch.clone,
     }
     return [

@@ -102,10 +102,9 @@ def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
     shown: ShardedTensor | None = state.shown_grad
     if shown is not None:
-        for carrier, grad in zip(state.carriers, shown._state.carriers, strict=True):
-            if carrier.grad is not grad:
-                break
-        else:
+        carriers, grads = state.carriers, shown._state.carriers
+        is_first = carriers[0].grad is grads[0]  # the only one, mostly
+        if is_first and (len(grads) == 1 or all(map(_has_grad, carriers[1:], grads[1:]))):
             return shown
         state.shown_grad = None
     if all(carrier.grad is None for carrier in state.carriers):
@@ -119,6 +118,10 @@ def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
         return state.shown_grad  # type: ignore[no-any-return]
     # One gradient, shown for several addends.
     return wrap(found.map(torch.clone, view_of=(Seen.now(held),)))
+
+
+def _has_grad(carrier: torch.Tensor, grad: torch.Tensor) -> bool:
+    return carrier.grad is grad
 
 
 def _held_grad(carrier: torch.Tensor) -> torch.Tensor:

@@ -281,7 +281,7 @@ def _run_fused(func: Any, *args: Any, **kwargs: Any) -> None:
     call.on_pieces(None, _counts(call.lead, None))
     # torch counts no versions here. [Note: lost views] in `state.py`
     torch.autograd.graph.increment_version(
-        [c for column in columns for s in column.states if s is not None for c in s.carriers]
+        [state.carriers[0] for column in columns for state in column.states if state is not None]
     )
     for tensor, state in moved:
         tensor.copy_(wrap(state))

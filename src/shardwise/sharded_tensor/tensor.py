@@ -331,6 +331,8 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in OUTER:
+            return call_plain(func, args, kwargs or {})
         is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
         if not kwargs:
             kwargs = {}
@@ -339,8 +341,6 @@ class ShardedTensor(ShardedTensorBase):
 
             return compute_into(func, args, kwargs)
         runner = RUNNERS.get(func)
-        if runner is None and func in OUTER:
-            return call_plain(func, args, kwargs)
         if (transform := active_transform()) is not None:
             raise _transformed(func, transform)
         if runner is not None and not is_custom:

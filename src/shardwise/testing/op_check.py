@@ -17,6 +17,7 @@ import torch
 from shardwise._torch_compat import tree_leaves
 from shardwise.comm.process_group import communicator
 from shardwise.comm.simulate import simulate
+from shardwise.comm.tracing import trace
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import implicit_comm
@@ -95,7 +96,7 @@ def check_op_here(
     policy: ImplicitComm = "allow",
     seed: int = 0,
 ) -> int:
-    """The same on one rank of a group, all of which call it; 0 on real ranks."""
+    """The same on one rank of a group, all of which call it."""
     if len(layouts) != len(sample.shapes):
         raise ArgumentValueError("layouts", expected=f"{len(sample.shapes)}", got=len(layouts))
     full = [_leaf(tensor, sample.has_grad) for tensor in sample.tensors(seed)]
@@ -106,16 +107,14 @@ def check_op_here(
         for k, (tensor, layout) in enumerate(zip(full, layouts, strict=True))
     ]
     expected = sample.call(*full)
-    before = _bytes_so_far()
-    with implicit_comm(policy), plain_inputs("replicated"):
+    with trace(show=False) as sent, implicit_comm(policy), plain_inputs("replicated"):
         found = sample.call(*given)
-    sent = _bytes_so_far() - before
     pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
     for number, (one, reference) in enumerate(pairs):
         _check_value(f"output {number}", one, reference)
     if sample.has_grad:
         _check_gradients(pairs, given, full)
-    return sent
+    return sent.total_bytes
 
 
 def _check_gradients(
@@ -245,12 +244,6 @@ def _split(
             rest = rest - noise
         terms[box, number] = noise
     terms[box, numbers[0]] = rest
-
-
-def _bytes_so_far() -> int:
-    """Bytes between simulated ranks so far."""
-    traffic = getattr(communicator(), "traffic", None)
-    return 0 if traffic is None else traffic.total_bytes
 
 
 def layout_kinds(shape: Shape, *, world_size: int = 4) -> dict[str, Layout]:

@@ -4,7 +4,8 @@
 costs at least n(t + d - 2) bytes if a destination holds an addend, else n(t + d - 1). That is what
 is planned: the region is cut evenly over the destinations that hold an addend (over all of them if
 none does), each reduces its part, and then spreads it to the others. A destination that holds
-every addend needs nothing from anybody.
+every addend needs nothing from anybody. Two ranks that have an addend each and both want the sum
+send each other theirs: as many bytes, in one step.
 
 [Note: pending targets] If the target is pending too, the region's value may lie in any of the
 target's terms, and the others hold the identity of the operation. With the same operation every
@@ -173,6 +174,10 @@ class _Writer:
             sizes = {r: len(_cover(held, num_terms, first=r)) for r in reducers}
             fewest = min(sizes.values())
             reducers = [r for r in reducers if sizes[r] == fewest]
+        if is_plain and len(held) == 2 and wanted.keys() == held.keys():
+            for rank in reducers:
+                self._reduce(box, problem, held, rank)
+            return
         reducers = reducers or sorted(wanted)
         turn %= len(reducers)
         reducers = reducers[turn:] + reducers[:turn]  # so that small regions take turns

@@ -1,0 +1,123 @@
+"""How decisions are kept and carried out: looked up the second time, in the order of the docs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardwise
+from shardwise import sharded_tensor
+from shardwise.comm.simulate import simulate
+from shardwise.errors import AgreementError
+from shardwise.ops import RULES
+from shardwise.sharded_tensor import custom_sharded_op_impl
+from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
+from shardwise.sharded_tensor.running import _run
+from shardwise.sharding_spec import ChunkShardingSpec
+from shardwise.sharding_spec.api import custom_sharding_spec_op
+
+if TYPE_CHECKING:
+    from shardwise.ops import Call, Decision
+
+ROWS = shardwise.chunk(0, ranks=[0, 1], device="cpu")
+COLUMNS = shardwise.chunk(1, ranks=[0, 1], device="cpu")
+
+
+def test_the_second_call_asks_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, asked = RULES[torch.atan2], []
+
+    def decide(call: Call) -> Decision | None:
+        asked.append(call.rank)
+        return rule.decide(call)
+
+    watched = replace(rule, decide=decide)
+    monkeypatch.setitem(RUNNERS, torch.atan2, partial(_run, watched, torch.atan2))
+
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        y: Any = sharded_tensor.ones(COLUMNS, 4, 6)
+        for a, b in ((x, x), (x, x), (x, y), (x, y), (x, 2 * x)):
+            torch.atan2(a, b)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
+    assert sorted(asked) == [0, 0, 1, 1]  # once for (x, x) and once for (x, y)
+
+
+def test_numbers_are_not_part_of_what_is_kept() -> None:
+    def on_rank(_: int) -> int:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        for k in range(5):
+            y: Any = x * (k / 2) + k
+            assert y.full_tensor()[0, 0] == k / 2 + k
+        assert (x * 2).dtype == torch.float32
+        assert (x.int() * 2).dtype == torch.int32
+        assert (x.int() * 2.0).dtype == torch.float32
+        return len(x._state.comm.decisions)
+
+    assert simulate(on_rank, 2).results == [5, 5]  # float and int beside each of two dtypes
+
+
+class OwnSpec(ChunkShardingSpec):
+    """For which this test has its own functions."""
+
+
+def test_a_users_own_comes_first_then_the_specs_then_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(CUSTOM, torch.tanh, raising=False)
+
+    def on_rank(_: int) -> list[Any]:
+        x: Any = sharded_tensor.ones(OwnSpec(0, ["rank:0/cpu", "rank:1/cpu"]), 4, 6)
+        y: Any = sharded_tensor.ones(ROWS, 4, 6)
+        found: list[Any] = [torch.tanh(x), torch.tanh(y)]
+        return [one if isinstance(one, str) else type(one).__name__ for one in found]
+
+    assert simulate(on_rank, 2).results[0] == ["ShardedTensor"] * 2
+
+    @custom_sharding_spec_op(OwnSpec, torch.tanh)
+    def of_spec(types: Any, args: Any, kwargs: Any, process_group: Any) -> str:
+        return "the spec's"
+
+    assert simulate(on_rank, 2).results[0] == ["the spec's", "ShardedTensor"]
+
+    @custom_sharded_op_impl(torch.tanh)
+    def of_user(types: Any, args: Any, kwargs: Any, process_group: Any) -> str:
+        return "the user's"
+
+    assert simulate(on_rank, 2).results[0] == ["the user's", "the user's"]
+    CUSTOM.pop(torch.tanh)
+
+
+def test_tensors_in_lists_and_keywords_are_operands() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6, requires_grad=True)
+        y: Any = torch.einsum("ij,ij->", [x, x])
+        assert y.item() == 24
+        z: Any = torch.clamp(x, min=shardwise.reshard(x * 2, COLUMNS))
+        assert z.full_tensor().sum() == 48
+        w: Any = F.linear(input=x, weight=shardwise.reshard(x, shardwise.replicate([0, 1], "cpu")))
+        assert w.shape == (4, 4)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
+
+
+def _differ(rank: int) -> None:
+    x: Any = sharded_tensor.ones(shardwise.chunk(0), 4, 6)
+    y: Any = sharded_tensor.ones(shardwise.chunk(0), 4, 6, dtype=torch.float64)
+    with (
+        shardwise.set_check("debug", timeout=5),
+        pytest.raises(AgreementError, match=r"torch.*mul.*dtypes"),
+    ):
+        torch.mul(x, y if rank else x)
+    assert (x * x).shape == (4, 6)
+
+
+def test_calls_that_differ_are_found_in_debug_mode() -> None:
+    shardwise.run_local(_differ, 2, timeout=30)
