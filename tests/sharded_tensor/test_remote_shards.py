@@ -103,7 +103,7 @@ def _module(st: ShardedTensor) -> None:
     module = nn.ModuleList([nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False)])
     module[0].weight = module[1].weight = nn.Parameter(st)
     weight: Any = module[0].weight
-    weight.grad = weight.detach().clone()
+    weight.grad = weight.detach() * 1  # which has no references
     del st
     _check(weight)
     module.double()

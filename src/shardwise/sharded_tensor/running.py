@@ -12,6 +12,7 @@ the result. So it calls the function on tensors without elements that come from 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,7 @@ from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.comm.communicator import Communicator
     from shardwise.geometry import Layout
     from shardwise.ops import Decision, Need, Rule, Then
 
@@ -68,6 +70,8 @@ class _Known(NamedTuple):
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
     slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
+    # Of a quick call: the operands whose gradients are summed or moved, and by what. Else nothing.
+    entering: tuple[tuple[int, Exchange], ...] = ()
     is_always_quick: bool = False  # also with gradients
     output: Layout | None = None  # the first of the decision
 
@@ -128,9 +132,12 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return compute_by_gathering(func, args, kwargs)
     if is_debugging():
         compare_calls(func, found)
-    if not is_quick or (is_slow_with_grad and _needs_grad(found)):
+    if not is_quick:
         with doing(function_name(func)) if TRACES else _NOTHING:
             return _run_pieces(known, decision, func, args, kwargs, found)
+    if is_slow_with_grad and _needs_grad(found):
+        with doing(function_name(func)) if TRACES else _NOTHING:
+            _enter(known, found, here, first)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
@@ -147,6 +154,19 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if is_from_rows:
         made.is_from_rows = made.is_special = True
     return wrap(made)
+
+
+def _enter(known: _Known, found: Sequence[_Found], here: list[Any], first: State) -> None:
+    """Puts operands in place of which others have to stand, for the sake of their gradients."""
+    for k, job in known.entering:
+        one = found[k]
+        if not one.requires_grad:
+            continue
+        (place,) = known.slots[k]
+        device = here[place].device
+        if job.source_devices != (device,):
+            job = replace(job, source_devices=(device,), target_devices=(device,))
+        (here[place],) = exchange(job, (here[place],))
 
 
 def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> None:
@@ -230,8 +250,20 @@ def _decide(
         operands,
         tuple(slots),
         sum(bytes_moved(operand, need) for operand, need in pairs),
+        _entering(pairs, members, states[0].device) if is_quick else (),
         is_quick and not is_slow_with_grad,
         decision.outputs[0],
+    )
+
+
+def _entering(
+    pairs: Sequence[tuple[Operand, Need]], members: Communicator, device: torch.device
+) -> tuple[tuple[int, Exchange], ...]:
+    """[Note: the quick way] with gradients: here nothing moves on the way there."""
+    return tuple(
+        (k, Exchange(operand.layout, need.layout, (device,), (device,), members, work=need.work))
+        for k, (operand, need) in enumerate(pairs)
+        if need.work is not None or need.layout != operand.layout
     )
 
 
