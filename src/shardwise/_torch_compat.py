@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
-from torch._C._functorch import peek_interpreter_stack as _transforms
-from torch.autograd import forward_ad as _forward_ad
+from torch._C._functorch import peek_interpreter_stack as functorch_stack
+from torch.autograd import forward_ad
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
@@ -37,6 +37,8 @@ __all__ = [
     "fan_of",
     "foreach_copy",
     "forget_rpc_groups",
+    "forward_ad",
+    "functorch_stack",
     "group_store",
     "mesh_placement_types",
     "parse_to",
@@ -47,6 +49,7 @@ __all__ = [
     "shares_memory",
     "start_all_gather",
     "swap_impl",
+    "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
@@ -56,17 +59,18 @@ remote_device = _remote_device
 
 # torch 2.13 has new names for these, and warns of the old ones.
 _dist: Any = dist
+tracing_state: Any = torch._C._get_tracing_state
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 def active_transform() -> str | None:
     """What torch does to the functions that run now, beyond calling them; mostly None."""
-    if _transforms() is not None:
+    if functorch_stack() is not None:
         return "torch.func"
-    if _forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         return "forward-mode AD"
-    return None if torch._C._get_tracing_state() is None else "torch.jit.trace"
+    return None if tracing_state() is None else "torch.jit.trace"
 
 
 def allow_foreach(cls: type) -> None:

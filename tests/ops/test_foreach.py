@@ -139,9 +139,10 @@ def test_every_list_function_of_torch_is_known() -> None:
 def test_every_list_function_is_tested() -> None:
     known = {f.__name__.removeprefix("_foreach_").removesuffix("_") for f in FOREACH}
     tested = {name.split()[0].removesuffix("_") for name in ARGUMENTS}
-    assert known - tested == {"mm"}
+    assert known - tested <= {"mm"}
 
 
+@pytest.mark.skipif(not hasattr(torch, "_foreach_mm"), reason="this torch has no products of lists")
 def test_matrix_products() -> None:
     def on_rank(rank: int) -> None:
         first, second = Pair(0, (5, 4), layouts((5, 4), 2)[3]), Pair(1, (4, 3), None)

@@ -58,7 +58,8 @@ def should_check(*, hot: bool) -> bool:
 
 def is_debugging() -> bool:
     """The same for `hot` calls, said quicker."""
-    return _CHECKS.get().mode == "debug"
+    held = _CHECKS._context.get() or _CHECKS._process
+    return (_CHECKS.get() if held is None else held[0]).mode == "debug"
 
 
 def check_timeout() -> float:

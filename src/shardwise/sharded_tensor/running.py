@@ -32,10 +32,13 @@ from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.resharding import check_one_group, replicated, reshard_state
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
+    ASTRAY,
     ShardedTensor,
     check_usable,
     check_writable,
     compute_by_gathering,
+    make_wrapper,
+    set_hooks,
     show_requires_grad,
     wrap,
 )
@@ -72,8 +75,8 @@ class _Known(NamedTuple):
     moved_bytes: int  # between all ranks, to bring operands where they are needed
     # Of a quick call: the operands whose gradients are summed or moved, and by what. Else nothing.
     entering: tuple[tuple[int, Exchange], ...] = ()
-    is_always_quick: bool = False  # also with gradients
-    output: Layout | None = None  # the first of the decision
+    is_always_quick: bool = False  # also with gradients; and gives a new tensor
+    output: Any = None  # the layout of the decision's first
 
 
 def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,6 +104,10 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 _note(arg, key, found, reads_numbers=rule.reads_numbers)
                 here.append(arg)
                 has_plain = has_plain or isinstance(arg, torch.Tensor)
+        if first is not None and not (kwargs or has_plain or rule.reads_grad):
+            made = _quickly(func, args, here, key, found, first)
+            if made is not None:
+                return made
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
@@ -154,6 +161,47 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if is_from_rows:
         made.is_from_rows = made.is_special = True
     return wrap(made)
+
+
+def _quickly(
+    func: Any,
+    args: tuple[Any, ...],
+    here: list[Any],
+    key: list[Any],
+    found: list[Any],
+    first: State,
+) -> Any:
+    """The result of a call whose decision is known, if it is the simplest; else None.
+
+    Under a guard against dispatch, since torch would ask us about the wrapper's own attributes.
+    """
+    members = first.members
+    try:
+        known = None if members is None else members.decisions.get(tuple(key))
+    except TypeError:  # see `_run`
+        return None
+    if known is None or not known.is_always_quick or is_debugging():
+        return None
+    piece = func(*here)
+    if piece is here[0]:
+        return args[0]
+    spec = None if known.like is None else found[known.like].spec
+    state = State(known.output, (piece,), first.rank, members, spec, first.process_group)
+    for one in found:
+        if one.is_from_rows:
+            state.is_from_rows = state.is_special = True
+    requires_grad = piece.requires_grad
+    tensor = make_wrapper(
+        ShardedTensor,
+        known.output.shape,
+        dtype=piece.dtype,
+        device=piece.device,
+        requires_grad=requires_grad,
+    )
+    tensor._state = state
+    if requires_grad:
+        set_hooks(tensor, ASTRAY)
+    return tensor
 
 
 def _enter(known: _Known, found: Sequence[_Found], here: list[Any], first: State) -> None:
@@ -251,7 +299,7 @@ def _decide(
         tuple(slots),
         sum(bytes_moved(operand, need) for operand, need in pairs),
         _entering(pairs, members, states[0].device) if is_quick else (),
-        is_quick and not is_slow_with_grad,
+        is_quick and not is_slow_with_grad and not decision.is_in_place,
         decision.outputs[0],
     )
 

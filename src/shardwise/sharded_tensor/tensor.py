@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise._torch_compat import active_transform, swap_impl
+from shardwise._torch_compat import (
+    active_transform,
+    forward_ad,
+    functorch_stack,
+    swap_impl,
+    tracing_state,
+)
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.assigning import Assigned
 from shardwise.sharded_tensor.dispatch import (
@@ -48,10 +54,11 @@ if TYPE_CHECKING:
 
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
-_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
-_SET_HOOKS = _Tensor._backward_hooks.__set__
+make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+set_hooks = _Tensor._backward_hooks.__set__
 
 __all__ = [
+    "ASTRAY",
     "ShardedTensor",
     "ShardedTensorBase",
     "adopt",
@@ -59,7 +66,9 @@ __all__ = [
     "check_writable",
     "compute_by_gathering",
     "live_state",
+    "make_wrapper",
     "register_fallback",
+    "set_hooks",
     "show_requires_grad",
     "states_of_all",
     "user_attributes",
@@ -341,8 +350,9 @@ class ShardedTensor(ShardedTensorBase):
 
             return compute_into(func, args, kwargs)
         runner = RUNNERS.get(func)
-        if (transform := active_transform()) is not None:
-            raise _transformed(func, transform)
+        # As `active_transform` says, without the call.
+        if functorch_stack() is not None or forward_ad._current_level >= 0 or tracing_state():
+            raise _transformed(func, active_transform())
         if runner is not None and not is_custom:
             return runner(args, kwargs)
         for arg in args:
@@ -363,7 +373,7 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     carriers = state.carriers
     first = carriers[0]
     requires_grad = first.requires_grad if len(carriers) == 1 else state.requires_grad
-    tensor: ShardedTensor = _make_wrapper(
+    tensor: ShardedTensor = make_wrapper(
         ShardedTensor if cls is None else cls,
         state.layout.shape,
         dtype=first.dtype,
@@ -432,7 +442,7 @@ def show_requires_grad(tensor: ShardedTensor) -> None:
 def _watch(tensor: ShardedTensor) -> None:
     """Notices a gradient that reaches the outer tensor. [Note: outer and inner]"""
     with torch._C.DisableTorchFunctionSubclass():
-        _SET_HOOKS(tensor, _ASTRAY)
+        set_hooks(tensor, ASTRAY)
 
 
 def _refuse_gradient(_: torch.Tensor) -> None:
@@ -443,10 +453,10 @@ def _refuse_gradient(_: torch.Tensor) -> None:
     )
 
 
-_ASTRAY = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+ASTRAY = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
 
 
-def _transformed(func: Any, transform: str) -> OpError:
+def _transformed(func: Any, transform: str | None) -> OpError:
     return OpError(
         f"{function_name(func)} of a ShardedTensor under {transform}, which does not know its "
         "local tensors",

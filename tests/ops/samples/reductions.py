@@ -1,13 +1,31 @@
 """Samples of functions that reduce dims, or work along one."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwise.testing import Sample
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _SHAPE = (5, 4, 3)
 _ROWS, _COLUMNS = ("chunk(0)",), ("chunk(1)",)
+
+
+def _has_grad(call: Callable[[torch.Tensor], Any]) -> bool:
+    """Whether this torch has gradients of it."""
+    try:
+        call(torch.ones(2, requires_grad=True)).backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+_AMINMAX_HAS_GRAD = _has_grad(lambda x: torch.aminmax(x)[0])
 
 SAMPLES: dict[str, list[Sample]] = {
     "sum": [
@@ -63,8 +81,8 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x: x.amin(-1), (_SHAPE,), "distinct"),
     ],
     "aminmax": [
-        Sample(torch.aminmax, ((8, 6),), "ties"),
-        Sample(lambda x: x.aminmax(dim=0, keepdim=True), (_SHAPE,), "ties"),
+        Sample(torch.aminmax, ((8, 6),), "ties", _AMINMAX_HAS_GRAD),
+        Sample(lambda x: x.aminmax(dim=0, keepdim=True), (_SHAPE,), "ties", _AMINMAX_HAS_GRAD),
     ],
     "max": [
         Sample(torch.max, ((8, 6),), "ties", keeps=_ROWS, most_bytes=2 * 12 * 8),
