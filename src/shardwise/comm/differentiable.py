@@ -226,10 +226,11 @@ class _Exchange(torch.autograd.Function):
         # Read before backward communicates: non-reentrant checkpointing then recomputes at the
         # same node on every rank.
         ctx.save_for_backward(carriers[0].new_empty(0))
+        values = tuple([carrier.detach() for carrier in carriers])
         if job.work is None:
-            return _moved(job, carriers)
-        moved = carriers if job.changes_nothing else _moved(job, carriers)
-        return tuple([shard.detach() for shard in _one_per_work(job, moved)])
+            return _moved(job, values)
+        moved = values if job.changes_nothing else _moved(job, values)
+        return tuple([shard.detach() for shard in _one_per_work(job, moved)])  # each its own object
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -73,7 +73,7 @@ def execute(
             and not should_check(hot=True)
         ):
             outputs = new_outputs(known, shards, members.wire_device)
-            run_short(known.short, shards, outputs, members.flight())
+            run_short(known.short, shards, outputs, members.flight)
             return outputs
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.comm.lowering import COLLECTIVES
-from shardwise.comm.short import short_round
+from shardwise.comm.short import short_of
 
 if TYPE_CHECKING:
     import torch
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.comm.short import ShortRound
+    from shardwise.comm.short import Short
     from shardwise.transfer import RankProgram, TransferPlan
 
 __all__ = ["RankPlan", "rank_plan"]
@@ -30,7 +30,7 @@ class RankPlan:
         self._rank = members.rank
         self._program: RankProgram | None = None
         # Known from the first `program()` on; none where a backend has collectives to prefer.
-        self.short: ShortRound | None = None
+        self.short: Short | None = None
         self._may_be_short = not COLLECTIVES.get(members.backend)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
@@ -42,7 +42,8 @@ class RankPlan:
         """What the rank does when the plan is carried out alone, without a cap."""
         if self._program is None:
             self._program = self.plan.schedule().program(self._rank)
-            self.short = short_round(self._program) if self._may_be_short else None
+            if self._may_be_short:
+                self.short = short_of(self._program, self.plan.source.pending)
         return self._program
 
 

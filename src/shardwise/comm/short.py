@@ -1,112 +1,168 @@
 """Short exchanges: one tensor whose messages are one region each, with the least Python between.
 
-The same round as in `executor.py`, for the plans that need no more, which most do: no packing of
-several regions, no sums. In an exchange of a few hundred microseconds every call is seen, so what
-can be looked up beforehand is.
+The same rounds as in `executor.py`, for the plans that need no more, which most do: no packing of
+several regions, no sums but of one region per rank. In an exchange of a few hundred microseconds
+every call is seen, so what can be looked up beforehand is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.comm.reducing import add_to
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from shardwise.comm.communicator import Flight
+    from shardwise.geometry import ReduceOp
     from shardwise.transfer import RankProgram
-    from shardwise.transfer.program import Index, Place
+    from shardwise.transfer.program import Addend, Index, PeerMessage, Place, Reduction, Round
 
-__all__ = ["ShortRound", "run_short", "short_round"]
+__all__ = ["Short", "run_short", "short_of"]
+
+
+class _Spot(NamedTuple):
+    """A region of a local shard."""
+
+    is_target: bool
+    shard: int
+    region: Index | None  # None: the whole shard
 
 
 class _Receive(NamedTuple):
     peer: int
-    shard: int
-    region: Index | None  # None: the whole shard
     shape: tuple[int, ...]
-    is_direct: bool  # whether it lands where it belongs
+    spot: _Spot | None  # where it belongs; None: it is an addend
+    is_direct: bool  # whether it lands there
 
 
-class _Send(NamedTuple):
-    peer: int
-    shard: int
-    region: Index | None
+class _Sum(NamedTuple):
+    """Addends, in order: local regions, or the numbers of receives."""
+
+    spot: _Spot
+    addends: tuple[_Spot | int, ...]
 
 
-class _Copy(NamedTuple):
-    to_shard: int
-    to_region: Index | None
-    from_shard: int
-    from_region: Index | None
+class _Round(NamedTuple):
+    receives: tuple[_Receive, ...]
+    sends: tuple[tuple[int, _Spot], ...]  # to whom, and what
+    copies: tuple[tuple[_Spot, _Spot], ...]  # to where, and from where
+    sums: tuple[_Sum, ...]
 
 
-class ShortRound(NamedTuple):
+class Short(NamedTuple):
     """All that a rank does for a plan."""
 
-    receives: tuple[_Receive, ...]
-    sends: tuple[_Send, ...]
-    copies: tuple[_Copy, ...]
+    rounds: tuple[_Round, ...]
+    op: ReduceOp | None  # of the sums
 
 
-def short_round(program: RankProgram) -> ShortRound | None:
-    """The program of one tensor in short, if it is no more than one such round."""
-    if program.cleared or len(program.rounds) != 1:
+def short_of(program: RankProgram, op: ReduceOp | None) -> Short | None:
+    """The program of one tensor in short, if all its rounds are such; `op` is what is pending."""
+    if program.cleared or not program.rounds:
         return None
-    (round_,) = program.rounds
-    received = [(message, message.single) for message in round_.receives]
-    sent = [(message.peer, message.single) for message in round_.sends]
-    places: list[Place] = [single[1] for _, single in received if single is not None]
-    singles = len(places) == len(received) and all(single is not None for _, single in sent)
-    if round_.reductions or round_.scales or not singles or not all(p.is_target for p in places):
+    rounds = [_short_round(round_) for round_ in program.rounds]
+    if any(round_ is None for round_ in rounds):
         return None
-    return ShortRound(
-        tuple(
-            _Receive(message.peer, p.shard, p.region, message.parts[0].shape, p.is_contiguous)
-            for (message, _), p in zip(received, places, strict=True)
-        ),
-        tuple(
-            _Send(peer, single[1].shard, single[1].region)
-            for peer, single in sent
-            if single is not None and not single[1].is_target
-        ),
-        tuple(
-            _Copy(target.shard, target.region, source.shard, source.region)
-            for _, source, target in round_.copies
-        ),
+    return Short(tuple(round_ for round_ in rounds if round_ is not None), op)
+
+
+def _short_round(round_: Round) -> _Round | None:
+    receives = [_receive(message) for message in round_.receives]
+    sends = [(message.peer, message.single) for message in round_.sends]
+    sums = [_sum(reduction) for reduction in round_.reductions]
+    if round_.scales or None in receives or None in sums or any(one is None for _, one in sends):
+        return None
+    return _Round(
+        tuple(receive for receive in receives if receive is not None),
+        tuple((peer, _spot(one[1])) for peer, one in sends if one is not None),
+        tuple((_spot(target), _spot(source)) for _, source, target in round_.copies),
+        tuple(one for one in sums if one is not None),
     )
 
 
+def _spot(place: Place) -> _Spot:
+    return _Spot(place.is_target, place.shard, place.region)
+
+
+def _receive(message: PeerMessage) -> _Receive | None:
+    if len(message.parts) != 1:
+        return None
+    (part,) = message.parts
+    if not part.places:
+        return _Receive(message.peer, part.shape, None, is_direct=False)
+    if message.single is None or not message.single[1].is_target:
+        return None
+    place = message.single[1]
+    return _Receive(message.peer, part.shape, _spot(place), place.is_contiguous)
+
+
+def _sum(reduction: Reduction) -> _Sum | None:
+    addends = [_addend(addend) for addend in reduction.addends]
+    if any(addend is None for addend in addends):
+        return None
+    return _Sum(_spot(reduction.target), tuple(one for one in addends if one is not None))
+
+
+def _addend(addend: Addend) -> _Spot | int | None:
+    if addend.message >= 0:
+        return addend.message
+    return _spot(addend.places[0]) if len(addend.places) == 1 else None
+
+
 def run_short(
-    round_: ShortRound,
+    short: Short,
     shards: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    flight: Flight,
+    flight: Callable[[], Flight],
 ) -> None:
     """Fills the outputs, which are contiguous and, as the shards, where messages leave."""
-    staged: list[torch.Tensor | None] = []  # None: it lands where it belongs
-    for peer, shard, region, shape, is_direct in round_.receives:
-        target = outputs[shard]
-        if is_direct:
-            landing = target if region is None else target[region]
-            staged.append(None)
-        else:
-            landing = target.new_empty(shape)
-            staged.append(landing)
+    held = (shards, outputs)
+    for round_ in short.rounds:
+        _run_round(round_, held, flight(), short.op)
+
+
+def _at(spot: _Spot, held: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]) -> torch.Tensor:
+    is_target, shard, region = spot
+    tensor = held[is_target][shard]
+    return tensor if region is None else tensor[region]
+
+
+def _run_round(
+    round_: _Round,
+    held: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    flight: Flight,
+    op: ReduceOp | None,
+) -> None:
+    landings: list[torch.Tensor] = []
+    for peer, shape, spot, is_direct in round_.receives:
+        landing = _at(spot, held) if spot is not None and is_direct else held[1][0].new_empty(shape)
+        landings.append(landing)
         flight.receive(peer, landing)
-    for peer, shard, region in round_.sends:
-        source = shards[shard]
-        flight.send(peer, (source if region is None else source[region]).contiguous())
+    for peer, spot in round_.sends:
+        flight.send(peer, _at(spot, held).contiguous())
     flight.launch()
-    for to_shard, to_region, from_shard, from_region in round_.copies:
-        target, source = outputs[to_shard], shards[from_shard]
-        source = source if from_region is None else source[from_region]
-        (target if to_region is None else target[to_region]).copy_(source)
-    for number, buffer in enumerate(staged):
-        if buffer is not None:
+    for target, source in round_.copies:
+        _at(target, held).copy_(_at(source, held))
+    for spot, addends in round_.sums:
+        result, is_first = _at(spot, held), True
+        for addend in addends:
+            if isinstance(addend, int):
+                flight.land(addend)
+                box = landings[addend]
+            else:
+                box = _at(addend, held)
+            if is_first:
+                result.copy_(box)
+            else:
+                assert op is not None
+                add_to(result, box, op)
+            is_first = False
+    for number, (_, _, spot, is_direct) in enumerate(round_.receives):
+        if spot is not None and not is_direct:
             flight.land(number)
-            _, shard, region, _, _ = round_.receives[number]
-            target = outputs[shard]
-            (target if region is None else target[region]).copy_(buffer)
+            _at(spot, held).copy_(landings[number])
     flight.finish()
