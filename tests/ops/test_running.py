@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +16,7 @@ from shardwise.errors import AgreementError
 from shardwise.ops import RULES
 from shardwise.sharded_tensor import custom_sharded_op_impl
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
-from shardwise.sharded_tensor.running import _run
+from shardwise.sharded_tensor.running import _runner
 from shardwise.sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.api import custom_sharding_spec_op
 
@@ -36,7 +35,7 @@ def test_the_second_call_asks_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         return rule.decide(call)
 
     watched = replace(rule, decide=decide)
-    monkeypatch.setitem(RUNNERS, torch.atan2, partial(_run, watched, torch.atan2))
+    monkeypatch.setitem(RUNNERS, torch.atan2, _runner(watched, torch.atan2))
 
     def on_rank(_: int) -> None:
         x: Any = sharded_tensor.ones(ROWS, 4, 6)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -60,6 +60,7 @@ _grad_fn = _Tensor.grad_fn.__get__
 _NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
+_PLAIN = _NUMBERS | {bool, str, type(None), torch.dtype}  # arguments that are themselves in a key
 _Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
 
 
@@ -77,10 +78,73 @@ class _Known(NamedTuple):
     entering: tuple[tuple[int, Exchange], ...] = ()
     is_always_quick: bool = False  # also with gradients; and gives a new tensor
     output: Any = None  # the layout of the decision's first
+    like_argument: int | None = None  # the position of `like` among the arguments
+
+
+def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """What `func` gives by its rule.
+
+    It tries the quick way for what it knows already, if that makes a new tensor; else it is `_run`.
+    One long function, since calls cost what small sums cost.
+    """
+    reads_numbers, is_simple = rule.reads_numbers, not rule.reads_grad
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or not is_simple:
+            return _run(rule, func, args, kwargs)
+        key: list[Any] = [func]  # as in `_run`
+        here: list[Any] = []
+        first: Any = None
+        # Under the guard torch does not ask us about the wrappers' own attributes.
+        with _NoDispatch():
+            for arg in args:
+                kind = type(arg)
+                if kind is ShardedTensor:
+                    state = arg._state
+                    if state.is_special or _grad_fn(arg) is not None:
+                        break
+                    carrier = state.carriers[0]
+                    key.append(id(state.layout))
+                    key.append(carrier.dtype)
+                    here.append(carrier)
+                    if first is None:
+                        first = state
+                elif kind in _PLAIN:
+                    key.append(kind)
+                    key.append(None if kind in _NUMBERS and not reads_numbers else arg)
+                    here.append(arg)
+                else:
+                    break
+            else:
+                members = first.members
+                known = None if members is None else members.decisions.get(tuple(key))
+                if known is not None and known.is_always_quick and not is_debugging():
+                    piece = func(*here)
+                    if piece is here[0]:
+                        return args[0]
+                    like, layout = known.like_argument, known.output
+                    spec = None if like is None else args[like]._state.spec
+                    requires_grad = piece.requires_grad
+                    made = make_wrapper(
+                        ShardedTensor,
+                        layout.shape,
+                        dtype=piece.dtype,
+                        device=piece.device,
+                        requires_grad=requires_grad,
+                    )
+                    made._state = State(
+                        layout, (piece,), first.rank, members, spec, first.process_group
+                    )
+                    if requires_grad:
+                        set_hooks(made, ASTRAY)
+                    return made
+        return _run(rule, func, args, kwargs)
+
+    return run
 
 
 def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `func` gives by its rule. One long function, since calls cost what torch costs."""
+    """What `func` gives by its rule."""
     key: list[Any] = [func]
     found: list[_Found] = []
     here: list[Any] = []  # the arguments of the quick way; those in `kwargs` make it a long one
@@ -104,10 +168,6 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 _note(arg, key, found, reads_numbers=rule.reads_numbers)
                 here.append(arg)
                 has_plain = has_plain or isinstance(arg, torch.Tensor)
-        if first is not None and not (kwargs or has_plain or rule.reads_grad):
-            made = _quickly(func, args, here, key, found, first)
-            if made is not None:
-                return made
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
@@ -161,47 +221,6 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if is_from_rows:
         made.is_from_rows = made.is_special = True
     return wrap(made)
-
-
-def _quickly(
-    func: Any,
-    args: tuple[Any, ...],
-    here: list[Any],
-    key: list[Any],
-    found: list[Any],
-    first: State,
-) -> Any:
-    """The result of a call whose decision is known, if it is the simplest; else None.
-
-    Under a guard against dispatch, since torch would ask us about the wrapper's own attributes.
-    """
-    members = first.members
-    try:
-        known = None if members is None else members.decisions.get(tuple(key))
-    except TypeError:  # see `_run`
-        return None
-    if known is None or not known.is_always_quick or is_debugging():
-        return None
-    piece = func(*here)
-    if piece is here[0]:
-        return args[0]
-    spec = None if known.like is None else found[known.like].spec
-    state = State(known.output, (piece,), first.rank, members, spec, first.process_group)
-    for one in found:
-        if one.is_from_rows:
-            state.is_from_rows = state.is_special = True
-    requires_grad = piece.requires_grad
-    tensor = make_wrapper(
-        ShardedTensor,
-        known.output.shape,
-        dtype=piece.dtype,
-        device=piece.device,
-        requires_grad=requires_grad,
-    )
-    tensor._state = state
-    if requires_grad:
-        set_hooks(tensor, ASTRAY)
-    return tensor
 
 
 def _enter(known: _Known, found: Sequence[_Found], here: list[Any], first: State) -> None:
@@ -301,6 +320,7 @@ def _decide(
         _entering(pairs, members, states[0].device) if is_quick else (),
         is_quick and not is_slow_with_grad and not decision.is_in_place,
         decision.outputs[0],
+        slots[like[0]][0] if like else None,
     )
 
 
@@ -511,7 +531,7 @@ def _named(func: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _function, _rule in RULES.items():
-    RUNNERS[_function] = partial(_run, _rule, _function)
+    RUNNERS[_function] = _runner(_rule, _function)
 for _function, _composite in COMPOSITES.items():
     handles(_function)(_named(_function, _composite.run))
 
