@@ -86,7 +86,7 @@ def _check(name: str, call: Callable[..., Any], values: Values, layout: Layout) 
 
 
 @pytest.mark.parametrize("name", MANY)
-@settings(max_examples=25)
+@settings(max_examples=min(settings().max_examples // 2, 200))
 @given(case=cases())
 def test_over_several_dims(name: str, case: tuple[Layout, Dims, bool]) -> None:
     layout, dims, keepdim = case
@@ -97,7 +97,7 @@ def test_over_several_dims(name: str, case: tuple[Layout, Dims, bool]) -> None:
 
 
 @pytest.mark.parametrize("name", ONE)
-@settings(max_examples=25)
+@settings(max_examples=min(settings().max_examples // 2, 200))
 @given(case=cases())
 def test_over_one_dim(name: str, case: tuple[Layout, Dims, bool]) -> None:
     layout, (dim, *_), keepdim = case
@@ -108,7 +108,7 @@ def test_over_one_dim(name: str, case: tuple[Layout, Dims, bool]) -> None:
 
 
 @pytest.mark.parametrize("name", [*MANY, *ONE])
-@settings(max_examples=15)
+@settings(max_examples=min(settings().max_examples // 3, 150))
 @given(case=cases(), data=st.data())
 def test_backward_goes_on_to_exchanges_before(
     name: str, case: tuple[Layout, Dims, bool], data: st.DataObject
@@ -129,7 +129,7 @@ def test_backward_goes_on_to_exchanges_before(
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "var", "prod", "max", "argmax", "norm"])
-@settings(max_examples=15)
+@settings(max_examples=min(settings().max_examples // 3, 150))
 @given(layout=layouts())
 def test_of_the_whole_tensor_every_rank_has_the_result(name: str, layout: Layout) -> None:
     if 0 in layout.shape and name in ("amax", "var", "max", "argmax"):
