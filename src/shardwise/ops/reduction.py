@@ -438,10 +438,7 @@ def decide_terms(
 
 def _linear_layout(operand: Operand) -> Layout:
     """The operand's own layout if its pending sum passes through, else with nothing pending."""
-    # Narrow integers would wrap around in another way.
-    passes = operand.dtype.is_floating_point or operand.dtype.is_complex
-    is_sum = operand.layout.pending in ("sum", "avg")
-    return operand.layout if passes and is_sum else operand.layout.bar
+    return operand.layout if operand.is_linear_sum else operand.layout.bar
 
 
 def _weights(layout: Layout, reduced: Reduced, rank: int, *, is_mean: bool) -> list[float]:

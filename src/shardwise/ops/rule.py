@@ -48,6 +48,16 @@ class Operand(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return self.layout.shape
 
+    @property
+    def is_linear_sum(self) -> bool:
+        """Whether a linear function may take the terms of its pending sum one by one.
+
+        Not of integers, which would wrap around in another way if the result is wider, nor of
+        booleans, whose sum is "or".
+        """
+        has_fractions = self.dtype.is_floating_point or self.dtype.is_complex
+        return has_fractions and self.layout.pending in ("sum", "avg")
+
 
 class Call(NamedTuple):
     """A call of a torch function, as a rule sees it."""
