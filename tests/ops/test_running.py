@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,15 +14,17 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
-from shardwise.errors import AgreementError
+from shardwise.errors import AgreementError, OpError
 from shardwise.ops import RULES
-from shardwise.sharded_tensor import custom_sharded_op_impl
+from shardwise.sharded_tensor import ShardedTensor, custom_sharded_op_impl
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
 from shardwise.sharded_tensor.running import _run
 from shardwise.sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.api import custom_sharding_spec_op
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.ops import Call, Decision
 
 ROWS = shardwise.chunk(0, ranks=[0, 1], device="cpu")
@@ -58,9 +61,27 @@ def test_numbers_are_not_part_of_what_is_kept() -> None:
         assert (x * 2).dtype == torch.float32
         assert (x.int() * 2).dtype == torch.int32
         assert (x.int() * 2.0).dtype == torch.float32
+        for k in range(5):
+            assert (x * np.float64(k)).full_tensor()[0, 0] == k
         return len(x._state.comm.decisions)
 
-    assert simulate(on_rank, 2).results == [5, 5]  # float and int beside each of two dtypes
+    # float and int beside each of two dtypes, and numpy's
+    assert simulate(on_rank, 2).results == [6, 6]
+
+
+def test_a_view_in_another_layout_grows_old() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        view: Any = x.view_as(sharded_tensor.ones(COLUMNS, 4, 6))
+        assert (view + view).full_tensor().sum() == 48
+        x.mul_(5)
+        with pytest.raises(OpError, match="written since"):
+            view + view
+        with pytest.raises(OpError, match="written since"):
+            view * 2
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
 
 
 class OwnSpec(ChunkShardingSpec):
@@ -103,6 +124,19 @@ def test_tensors_in_lists_and_keywords_are_operands() -> None:
         assert z.full_tensor().sum() == 48
         w: Any = F.linear(input=x, weight=shardwise.reshard(x, shardwise.replicate([0, 1], "cpu")))
         assert w.shape == (4, 4)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
+
+
+def test_results_of_rows_in_lists_are_results_of_rows() -> None:
+    def on_rank(_: int) -> None:
+        batch: Any = F.linear(torch.ones(2, 6), sharded_tensor.ones(ROWS, 4, 6))
+        (doubled,) = torch._foreach_mul([batch], 2.0)
+        for _again in range(2):  # the second time by the quick way
+            total: Any = doubled + doubled
+            with pytest.raises(OpError, match="one row for all or this rank's"):
+                torch.add(total, torch.ones(1, 4))
 
     with shardwise.implicit_comm("allow"):
         simulate(on_rank, 2)

@@ -326,8 +326,8 @@ def _laid_out_as(made: torch.Tensor, like: State, *, view_of: torch.Tensor) -> S
     if state.layout != layout:
         announce_move(_Tensor.view_as, state, layout)
         is_lost, seen = True, state.view_of or (Seen.now(state.carriers),)
-        made = wrap(reshard_state(state, layout))
-        made._state.view_of = seen
+        moved = reshard_state(state, layout)
+        made = wrap(moved.with_carriers(moved.carriers, view_of=seen))
     if is_lost:
         made._state.reshaped_from = view_of  # `torch.nn.init.orthogonal_` writes by it
     return made

@@ -262,7 +262,8 @@ def _wrapped(
             state.layout, tuple(held), state.rank, state.members, state.spec, state.process_group
         )
         if from_rows:
-            made.is_from_rows = any([c.states[k].is_from_rows for c in columns if c.states[k]])  # type: ignore[union-attr]
+            is_from_rows = any([c.states[k].is_from_rows for c in columns if c.states[k]])  # type: ignore[union-attr]
+            made.is_from_rows = made.is_special = is_from_rows
         found.append(wrap(made))
     return found
 
