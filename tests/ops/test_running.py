@@ -69,6 +69,22 @@ def test_numbers_are_not_part_of_what_is_kept() -> None:
     assert simulate(on_rank, 2).results == [6, 6]
 
 
+def test_equal_layouts_are_one_whatever_made_them() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        weight: Any = shardwise.as_replicated(torch.ones(4, 6))
+        sizes = []
+        for _turn in range(3):
+            columns = shardwise.reshard(x, shardwise.chunk(1, ranks=[0, 1], device="cpu"))
+            (columns * 2).sum(0)
+            rows: Any = F.linear(torch.ones(3, 6), weight)
+            (rows * 2).sum(0)
+            sizes.append(len(x._state.comm.decisions))
+        assert sizes[0] == sizes[1] == sizes[2]
+
+    simulate(on_rank, 2)
+
+
 def test_a_view_in_another_layout_grows_old() -> None:
     def on_rank(_: int) -> None:
         x: Any = sharded_tensor.ones(ROWS, 4, 6)

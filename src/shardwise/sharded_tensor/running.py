@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from shardwise._torch_compat import active_transform
@@ -165,7 +166,25 @@ def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool)
             _note(one, key, found, reads_numbers=reads_numbers)
     else:
         # The type too, since 1 == 1.0 == True.
-        key += (type(arg), arg if reads_numbers or type(arg) not in _NUMBERS else None)
+        is_number = type(arg) in _NUMBERS or isinstance(arg, np.number)
+        key += (type(arg), None if is_number and not reads_numbers else arg)
+    return arg
+
+
+def _with_rows(
+    rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[_Found]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with a plain tensor taken as this rank's rows, if it is; else None."""
+    if rule.takes_rows is None:
+        return None
+    place, name = rule.takes_rows
+    is_named = place >= len(args)
+    x = kwargs.get(name) if is_named else args[place]
+    if type(x) is not torch.Tensor or (rows := promoted(x, found)) is x:
+        return None
+    if is_named:
+        return args, kwargs | {name: rows}
+    return (*args[:place], rows, *args[place + 1 :]), kwargs
 
 
 def _needs_grad(found: Sequence[_Found]) -> bool:
