@@ -145,6 +145,20 @@ def test_tensors_in_lists_and_keywords_are_operands() -> None:
         simulate(on_rank, 2)
 
 
+def test_tensors_of_a_users_subclass() -> None:
+    class Own(ShardedTensor):
+        """What a user may add methods to."""
+
+    def on_rank(_: int) -> None:
+        x: Any = Own(ROWS, 4, 6).fill_(3.0)
+        assert isinstance(x, Own)
+        found: list[Any] = [x * 2, x + x, torch.mul(x, 2), F.relu(x) * 2, x.clone().mul_(2)]
+        for y in found:
+            assert y.full_tensor().sum() == 144
+
+    simulate(on_rank, 2)
+
+
 def test_results_of_rows_in_lists_are_results_of_rows() -> None:
     def on_rank(_: int) -> None:
         batch: Any = F.linear(torch.ones(2, 6), sharded_tensor.ones(ROWS, 4, 6))

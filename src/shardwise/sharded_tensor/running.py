@@ -95,8 +95,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                     first = state
                 is_from_rows |= state.is_from_rows
             else:
-                _note(arg, key, found, reads_numbers=rule.reads_numbers)
-                here.append(arg)
+                here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
                 has_plain = has_plain or isinstance(arg, torch.Tensor)
     if kwargs:
         for name, arg in kwargs.items():
@@ -150,12 +149,16 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return wrap(made)
 
 
-def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> None:
-    """Adds to `key` what of an argument matters, and to `found` the tensors in it."""
+def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> Any:
+    """Adds to `key` what of an argument matters, and to `found` the tensors in it.
+
+    Returns what takes its place in the quick way.
+    """
     if isinstance(arg, torch.Tensor):
         if isinstance(arg, ShardedTensor):
             check_usable(arg)
             found.append(arg._state)
+            return arg._state.carriers[0]
             key += (id(arg._state.layout), arg._state.dtype)
         else:
             found.append(arg)
