@@ -159,6 +159,55 @@ def test_tensors_of_a_users_subclass() -> None:
     simulate(on_rank, 2)
 
 
+class Foreign:
+    """What torch does not know, but knows how to stand beside a tensor."""
+
+    def __eq__(self, other: object) -> Any:
+        return "equal"
+
+    def __rpow__(self, other: object) -> Any:
+        return "power"
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_operators_leave_to_others_what_torch_does_not_know() -> None:
+    def on_rank(rank: int) -> None:
+        for spec in (ROWS, shardwise.on_rank(1, device="cpu")):
+            x: Any = sharded_tensor.ones(spec, 4, 6)
+            assert (x == None) is False  # noqa: E711
+            assert (x != None) is True  # noqa: E711
+            assert (x == "a") is False
+            assert (x == Foreign()) == "equal"
+            assert x ** Foreign() == "power"
+            with pytest.raises(TypeError):
+                x < None  # noqa: B015
+
+    simulate(on_rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [
+        (lambda x: torch.mm(x, x), torch.bool),
+        (lambda x: torch.einsum("ij,jk->ik", x, x), torch.bool),
+        (lambda x: torch.einsum("ii->i", x[:1]), torch.float32),
+        (lambda x: torch.sigmoid_(x), torch.int64),
+    ],
+)
+def test_what_torch_refuses_is_refused_on_ranks_without_pieces(
+    call: Callable[[Any], Any], dtype: torch.dtype
+) -> None:
+    def on_rank(rank: int) -> None:
+        x: Any = sharded_tensor.ones(shardwise.on_rank(1, device="cpu"), 4, 4, dtype=dtype)
+        with pytest.raises(RuntimeError):
+            call(x)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 3)
+
+
 def test_results_of_rows_in_lists_are_results_of_rows() -> None:
     def on_rank(_: int) -> None:
         batch: Any = F.linear(torch.ones(2, 6), sharded_tensor.ones(ROWS, 4, 6))

@@ -54,7 +54,7 @@ def pointwise(name: str, linear: Linear | None = None, *, in_place: bool = False
         name,
         lambda call: decide_pointwise(call, linear, in_place=in_place),
         reads_numbers=False,
-        tags=frozenset({"pointwise"}),
+        asks_torch=True,
     )
 
 

@@ -8,7 +8,7 @@ layouts pays a look-up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.errors import ArgumentTypeError
@@ -125,8 +125,10 @@ class Rule:
     # Whether numbers among the arguments matter to the decision (a dim does, a factor does not).
     reads_numbers: bool = True
     reads_grad: bool = False  # whether it matters if a gradient will be asked for
-    takes_rows: int | None = None  # the argument that, if plain, is this rank's rows of a batch
-    tags: frozenset[str] = field(default_factory=frozenset)
+    # Whether torch is asked, on tensors of a few elements, if it takes these dtypes.
+    asks_torch: bool = False
+    # Position and name of the argument that, if plain, is this rank's rows of a batch.
+    takes_rows: tuple[int, str] | None = None
 
 
 class Composite(NamedTuple):

@@ -16,7 +16,6 @@ from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.distributing import as_local_rows
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +44,11 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
     return _MEANING.change(meaning)
 
 
-def promoted(x: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
-    """The first matrix of a product, as its meaning says."""
+def promoted(x: torch.Tensor, found: Sequence[State | torch.Tensor]) -> torch.Tensor:
+    """The first matrix of a product, as its meaning says; `found` are all operands."""
     if _MEANING.get() != "rows" or x.dim() == 0:
         return x
-    group = next(arg._state for arg in args if isinstance(arg, ShardedTensor))
+    group = next(one for one in found if isinstance(one, State))
     made = as_local_rows(x if x.dim() > 1 else x.unsqueeze(0), process_group=group.comm)
     made._state.is_from_rows = made._state.is_special = True
     return made

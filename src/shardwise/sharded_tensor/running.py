@@ -23,6 +23,7 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.comm.tracing import TRACES, doing
+from shardwise.errors import ArgumentTypeError
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
@@ -103,11 +104,9 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
             has_plain = has_plain or isinstance(arg, torch.Tensor)
     if has_plain:
-        rows = rule.takes_rows
-        if rows is not None and rows < len(args) and type(args[rows]) is torch.Tensor:
-            row = promoted(args[rows], args)
-            if row is not args[rows]:
-                return _run(rule, func, (*args[:rows], row, *args[rows + 1 :]), kwargs)
+        given = _with_rows(rule, args, kwargs, found)
+        if given is not None:
+            return _run(rule, func, *given)
         check_plain(func, found)
     if first is None:
         first = next(one for one in found if isinstance(one, State))
@@ -158,8 +157,8 @@ def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool)
         if isinstance(arg, ShardedTensor):
             check_usable(arg)
             found.append(arg._state)
-            return arg._state.carriers[0]
             key += (id(arg._state.layout), arg._state.dtype)
+            return arg._state.carriers[0]
         else:
             found.append(arg)
             key += (arg.shape, arg.dtype)
@@ -222,6 +221,8 @@ def _decide(
     decision = rule.decide(Call(func, seen, named, operands, ranks, rank, needs_grad))
     if decision is None:
         return _Known(None, False, False, None, operands, tuple(slots), 0)
+    if rule.asks_torch:
+        _ask_torch(func, args, kwargs, slots, found)
     pairs = list(zip(operands, decision.needs, strict=True))
     has_one_piece = all(
         operand.is_plain or len(operand.layout.boxes_of(rank)) == 1 for operand, _ in pairs
@@ -255,6 +256,32 @@ def _decide(
         is_quick and not is_slow_with_grad,
         decision.outputs[0],
     )
+
+
+def _ask_torch(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    slots: Sequence[tuple[Any, ...]],
+    found: Sequence[_Found],
+) -> None:
+    """Raises what torch raises of these dtypes, on all ranks.
+
+    Those that hold nothing call it on tensors without elements, of which many a kernel takes any.
+    """
+    shapes = [one.layout.shape if isinstance(one, State) else one.shape for one in found]
+    ones = [
+        torch.ones([min(size, 2) for size in shape], dtype=one.dtype, device=one.device)
+        for one, shape in zip(found, shapes, strict=True)
+    ]
+    with torch.no_grad():
+        result = _call(func, args, kwargs, slots, ones)
+    if result is NotImplemented:  # of `x == None`; for a TypeError torch says so itself
+        raise ArgumentTypeError(function_name(func), got=" and ".join(map(_kind, args)))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _operand(one: _Found, ranks: tuple[int, ...]) -> Operand:
