@@ -33,7 +33,8 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
 
     "rows" (the default): the first matrix of linear, matmul, mm, bmm, addmm and baddbmm is this
     rank's own rows of a batch, one piece per rank in rank order, and the result is sharded (a 1-d
-    input is one row); every other plain tensor is the same on all ranks. "replicated": all are.
+    input is one row); every other plain tensor, and any plain nn.Parameter, is the same on all
+    ranks. "replicated": all are.
     "error": a plain tensor of one dim or more raises; wrap it with `as_local_rows` or
     `as_replicated`.
     """
