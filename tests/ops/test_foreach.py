@@ -185,7 +185,7 @@ def test_results_of_functions_in_place_follow_into_the_graph() -> None:
     simulate(on_rank, 2)
 
 
-def test_a_pending_sum_stays_pending_or_is_gathered() -> None:
+def test_a_pending_sum_stays_pending_or_is_reduced() -> None:
     def on_rank(rank: int) -> None:
         full = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
         given = sharded(full, layout_kinds((5, 4), world_size=2)["pending"])
@@ -195,10 +195,9 @@ def test_a_pending_sum_stays_pending_or_is_gathered() -> None:
         torch.testing.assert_close(doubled.full_tensor(), full * 2)
         with shardwise.implicit_comm("allow"):
             (root,) = torch._foreach_sin([given])
-        check_same(root, full.sin(), "sin")
-        strict = shardwise.implicit_comm("error")
-        with strict, pytest.raises(OpError, match="pending sum"):
             torch._foreach_sin_([given])
+        check_same(root, full.sin(), "sin")
+        torch.testing.assert_close(given.full_tensor(), full.sin())
 
     simulate(on_rank, 2)
 
@@ -346,9 +345,9 @@ def test_results_are_written_where_the_tensor_is_that_takes_them() -> None:
                 check_same(out, torch.maximum(full, y.full.detach()) - full, "out, an operand")
                 with pytest.raises(RuntimeError, match="automatic differentiation"):
                     torch.maximum(x.given, y.given, out=out)
-                with pytest.raises(OpError, match=r"out.*shape"):
+                with pytest.raises(OpError, match="not resized: expected one of shape"):
                     torch.add(given, 1, out=sharded(torch.zeros(6), layouts((6,), WORLD_SIZE)[0]))
-                with pytest.raises(OpError, match="a ShardedTensor, got Tensor"):
+                with pytest.raises(OpError, match="expected a ShardedTensor, got Tensor"):
                     torch.add(given, 1, out=torch.zeros(5, 4, dtype=torch.float64))
 
     simulate(on_rank, WORLD_SIZE)

@@ -37,6 +37,13 @@ def _own_rows(rank: int) -> None:
             for product in (torch.matmul, torch.mm):
                 found: Any = product(mine, transposed)
                 torch.testing.assert_close(found.full_tensor(), expected)
+            bias = torch.zeros(3)
+            for named in (
+                F.linear(input=mine, weight=w),
+                torch.matmul(input=mine, other=transposed),
+                torch.addmm(bias, mat1=mine, mat2=transposed),
+            ):
+                torch.testing.assert_close(named.full_tensor(), expected)  # type: ignore[attr-defined]
             row: Any = F.linear(mine[0], w)  # one row per rank
             torch.testing.assert_close(row.full_tensor(), expected[[0, 1, 3]])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,17 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
-from shardwise.errors import AgreementError
+from shardwise.errors import AgreementError, OpError
 from shardwise.ops import RULES
-from shardwise.sharded_tensor import custom_sharded_op_impl
+from shardwise.sharded_tensor import ShardedTensor, custom_sharded_op_impl
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
 from shardwise.sharded_tensor.running import _runner
 from shardwise.sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.api import custom_sharding_spec_op
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.ops import Call, Decision
 
 ROWS = shardwise.chunk(0, ranks=[0, 1], device="cpu")
@@ -57,9 +60,43 @@ def test_numbers_are_not_part_of_what_is_kept() -> None:
         assert (x * 2).dtype == torch.float32
         assert (x.int() * 2).dtype == torch.int32
         assert (x.int() * 2.0).dtype == torch.float32
+        for k in range(5):
+            assert (x * np.float64(k)).full_tensor()[0, 0] == k
         return len(x._state.comm.decisions)
 
-    assert simulate(on_rank, 2).results == [5, 5]  # float and int beside each of two dtypes
+    # float and int beside each of two dtypes, and numpy's
+    assert simulate(on_rank, 2).results == [6, 6]
+
+
+def test_equal_layouts_are_one_whatever_made_them() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        weight: Any = shardwise.as_replicated(torch.ones(4, 6))
+        sizes = []
+        for _turn in range(3):
+            columns = shardwise.reshard(x, shardwise.chunk(1, ranks=[0, 1], device="cpu"))
+            (columns * 2).sum(0)
+            rows: Any = F.linear(torch.ones(3, 6), weight)
+            (rows * 2).sum(0)
+            sizes.append(len(x._state.comm.decisions))
+        assert sizes[0] == sizes[1] == sizes[2]
+
+    simulate(on_rank, 2)
+
+
+def test_a_view_in_another_layout_grows_old() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        view: Any = x.view_as(sharded_tensor.ones(COLUMNS, 4, 6))
+        assert (view + view).full_tensor().sum() == 48
+        x.mul_(5)
+        with pytest.raises(OpError, match="written since"):
+            view + view
+        with pytest.raises(OpError, match="written since"):
+            view * 2
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
 
 
 class OwnSpec(ChunkShardingSpec):
@@ -102,6 +139,82 @@ def test_tensors_in_lists_and_keywords_are_operands() -> None:
         assert z.full_tensor().sum() == 48
         w: Any = F.linear(input=x, weight=shardwise.reshard(x, shardwise.replicate([0, 1], "cpu")))
         assert w.shape == (4, 4)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 2)
+
+
+def test_tensors_of_a_users_subclass() -> None:
+    class Own(ShardedTensor):
+        """What a user may add methods to."""
+
+    def on_rank(_: int) -> None:
+        x: Any = Own(ROWS, 4, 6).fill_(3.0)
+        assert isinstance(x, Own)
+        found: list[Any] = [x * 2, x + x, torch.mul(x, 2), F.relu(x) * 2, x.clone().mul_(2)]
+        for y in found:
+            assert y.full_tensor().sum() == 144
+
+    simulate(on_rank, 2)
+
+
+class Foreign:
+    """What torch does not know, but knows how to stand beside a tensor."""
+
+    def __eq__(self, other: object) -> Any:
+        return "equal"
+
+    def __rpow__(self, other: object) -> Any:
+        return "power"
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_operators_leave_to_others_what_torch_does_not_know() -> None:
+    def on_rank(rank: int) -> None:
+        for spec in (ROWS, shardwise.on_rank(1, device="cpu")):
+            x: Any = sharded_tensor.ones(spec, 4, 6)
+            assert (x == None) is False  # noqa: E711
+            assert (x != None) is True  # noqa: E711
+            assert (x == "a") is False
+            assert (x == Foreign()) == "equal"
+            assert x ** Foreign() == "power"
+            with pytest.raises(TypeError):
+                x < None  # noqa: B015
+
+    simulate(on_rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [
+        (lambda x: torch.mm(x, x), torch.bool),
+        (lambda x: torch.einsum("ij,jk->ik", x, x), torch.bool),
+        (lambda x: torch.einsum("ii->i", x[:1]), torch.float32),
+        (lambda x: torch.sigmoid_(x), torch.int64),
+    ],
+)
+def test_what_torch_refuses_is_refused_on_ranks_without_pieces(
+    call: Callable[[Any], Any], dtype: torch.dtype
+) -> None:
+    def on_rank(rank: int) -> None:
+        x: Any = sharded_tensor.ones(shardwise.on_rank(1, device="cpu"), 4, 4, dtype=dtype)
+        with pytest.raises(RuntimeError):
+            call(x)
+
+    with shardwise.implicit_comm("allow"):
+        simulate(on_rank, 3)
+
+
+def test_results_of_rows_in_lists_are_results_of_rows() -> None:
+    def on_rank(_: int) -> None:
+        batch: Any = F.linear(torch.ones(2, 6), sharded_tensor.ones(ROWS, 4, 6))
+        (doubled,) = torch._foreach_mul([batch], 2.0)
+        for _again in range(2):  # the second time by the quick way
+            total: Any = doubled + doubled
+            with pytest.raises(OpError, match="one row for all or this rank's"):
+                torch.add(total, torch.ones(1, 4))
 
     with shardwise.implicit_comm("allow"):
         simulate(on_rank, 2)

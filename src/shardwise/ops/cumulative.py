@@ -15,7 +15,7 @@ from shardwise.ops.reduction import (
     decide_whole,
     everywhere,
     kept_box,
-    outlines,
+    phantom_of_one,
     slots_of,
     terms_of,
     tie_of,
@@ -41,21 +41,22 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     layout, size = operand.layout.bar, operand.shape[dim] if operand.shape else 1
     dims = (dim,) if operand.shape else ()
     along = Reduced(operand.shape, dims, keepdim=True, width=size)
+    one = phantom_of_one(call)
     if not dims or layout.is_whole(dim):
-        return decide_whole(call, terms_of(layout, along, call.rank), layout)
+        return decide_whole(call, terms_of(layout, along, call.rank), layout, phantom=one)
     terms = terms_of(layout, replace(along, width=1), call.rank, along=dim)
-    dtype = outlines(call)[0].dtype
-    slots = slots_of(terms, _totals(dim, dtype, is_product=is_product), layout, call.rank)
+    slots = slots_of(terms, _totals(dim, is_product=is_product), layout, call.rank)
     need, place = _need_of_totals(terms, layout, slots.layouts[0].shape, call.rank)
     before = _places(terms, layout, place, call.rank)
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
-        return [*slots.kernel(pieces, invoke), [invoke(piece) for piece in pieces[0]]]
+        own = [invoke(piece) for piece in pieces[0]]
+        return [*slots.kernel([own], invoke), own]
 
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        return [*slots.phantom(x), tie_of([x], dtype)]
+        return one(x) * 2
 
     def add(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         totals, own = pieces
@@ -79,10 +80,11 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     )
 
 
-def _totals(dim: int, dtype: torch.dtype, *, is_product: bool) -> Fold:
+def _totals(dim: int, *, is_product: bool) -> Fold:
+    """The total of a piece is the last of what the function gave of it."""
+
     def lift(piece: torch.Tensor, box: Box) -> Tensors:
-        total = torch.prod if is_product else torch.sum
-        return (total(piece, dim, keepdim=True, dtype=dtype).unsqueeze(0),)
+        return (piece.narrow(dim, -1, 1).unsqueeze(0),)
 
     return Fold(lift, lambda parts: parts, lambda part: part, lambda _: ((int(is_product),),))
 

@@ -7,20 +7,21 @@ makes of it is the gradient of the whole, where elements tie and where norms are
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from shardwise.ops.reduction import Fold
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
     from shardwise.ops.reduction import Reduced, Tensors
 
 __all__ = [
     "NanGradient",
+    "ResultDtype",
     "extreme",
     "index_of_extreme",
     "log_sum_exp",
@@ -36,6 +37,8 @@ _LAST = torch.iinfo(torch.int64).max  # an index that no element has
 _HALVES = (torch.float16, torch.bfloat16)
 # What elements get where the result is NaN: NaN all, the NaNs an equal share, or nothing.
 NanGradient = Literal["nan", "share", "zero"]
+# The dtype of the result, on a device: autocast changes that of some functions.
+ResultDtype: TypeAlias = "Callable[[torch.device], torch.dtype]"
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,7 +117,7 @@ def vector_norm(reduced: Reduced, p: float, dtype: torch.dtype | None) -> Fold:
     )
 
 
-def log_sum_exp(reduced: Reduced, dtype: torch.dtype) -> Fold:
+def log_sum_exp(reduced: Reduced, dtype: torch.dtype, result_dtype: ResultDtype) -> Fold:
     """The largest element, and the sum of exp(x - largest).
 
     The largest has no gradient, since it cancels out. Where it is infinite, 0 stands for it in the
@@ -142,7 +145,7 @@ def log_sum_exp(reduced: Reduced, dtype: torch.dtype) -> Fold:
 
     def final(partial: Tensors) -> Tensors:
         top, total = partial[0].unbind(0)
-        return ((total.log() + finite(top.detach())).to(dtype),)
+        return ((total.log() + finite(top.detach())).to(result_dtype(top.device)),)
 
     return Fold(lift, merge, final, lambda _: ((-math.inf, 0.0),))
 
@@ -206,7 +209,7 @@ def nan_mean(reduced: Reduced, dtype: torch.dtype) -> Fold:
 
 def extreme(
     reduced: Reduced,
-    dtype: torch.dtype,
+    result_dtype: ResultDtype,
     *,
     largest: bool,
     nan_gradient: NanGradient,
@@ -258,7 +261,12 @@ def extreme(
         return (torch.stack([found, total]),)
 
     identity = (lowest(torch.float32, largest=largest), 0.0)
-    return Fold(lift, merge, lambda partial: (partial[0][0].to(dtype),), lambda _: (identity,))
+
+    def final(partial: Tensors) -> Tensors:
+        value = partial[0][0]
+        return (value.to(result_dtype(value.device)),)
+
+    return Fold(lift, merge, final, lambda _: (identity,))
 
 
 def index_of_extreme(reduced: Reduced, *, largest: bool, dim: int | None, has_value: bool) -> Fold:

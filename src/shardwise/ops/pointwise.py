@@ -54,7 +54,7 @@ def pointwise(name: str, linear: Linear | None = None, *, in_place: bool = False
         name,
         lambda call: decide_pointwise(call, linear, in_place=in_place),
         reads_numbers=False,
-        tags=frozenset({"pointwise"}),
+        asks_torch=True,
     )
 
 
@@ -146,7 +146,7 @@ def _stays_pending(call: Call, linear: Linear | None, shape: tuple[int, ...]) ->
     if linear is None or not pending:
         return None
     layout = call.operands[pending[0]].layout
-    if layout.pending not in ("sum", "avg") or layout.shape != shape:
+    if layout.shape != shape or not all(call.operands[k].is_linear_sum for k in pending):
         return None
     if linear == "each":
         # A number would be added to every term.

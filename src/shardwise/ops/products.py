@@ -186,7 +186,10 @@ def _decide_einsum(call: Call) -> Decision | None:
 def _form(call: Call, names: _Names, factors: Sequence[Operand], addend: Operand | None) -> Form:
     sizes: dict[Hashable, int] = {}
     for listed, factor in zip(names.factors, factors, strict=True):
-        for name, size in zip(listed, factor.shape, strict=True):
+        pairs = list(zip(listed, factor.shape, strict=True))
+        if len(set(pairs)) > len(set(listed)):  # `ii` of (1, 3), which nothing broadcasts
+            raise _mismatch(call, factors)
+        for name, size in pairs:
             known = sizes.setdefault(name, size)
             if known != size and (name not in names.broadcast or 1 not in (known, size)):
                 raise _mismatch(call, factors)
@@ -311,14 +314,16 @@ _PRODUCTS = {
 def _register() -> None:
     for listed, product in _PRODUCTS.items():
         names = listed.split()
+        rows = product.takes_rows
         rule = Rule(
             names[0],
             product.decide,
             reads_numbers=product.reads_numbers,
-            takes_rows=product.takes_rows,
+            asks_torch=True,
+            takes_rows=None if rows is None else (rows, product.arguments.split()[rows]),
         )
         register(rule, functions_named(names))
-    register(Rule("einsum", _decide_einsum), functions_named(["einsum"]))
+    register(Rule("einsum", _decide_einsum, asks_torch=True), functions_named(["einsum"]))
 
 
 _register()

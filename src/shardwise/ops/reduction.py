@@ -41,9 +41,11 @@ __all__ = [
     "decide_fold",
     "decide_terms",
     "decide_whole",
+    "dtype_now",
     "everywhere",
     "kept_box",
     "outlines",
+    "phantom_of_one",
     "reduced_of",
     "slots_of",
     "terms_of",
@@ -289,15 +291,15 @@ def _finish(layouts: tuple[Layout, ...], wanted: tuple[Layout, ...]) -> tuple[La
     return None if layouts == wanted else wanted
 
 
-def _phantom_of_one(call: Call) -> Phantom:
-    """Ties of the dtypes that torch gives of one element at the time: autocast may change them."""
-    ndim = len(call.operands[0].shape)
+def phantom_of_one(call: Call) -> Phantom:
+    """Ties of the dtypes that torch gives at the time."""
+    return lambda x: [tie_of([x], dtype_now(call, x.dtype, x.device))]
 
-    def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        one = x.detach().new_ones((1,) * ndim)
-        return [tie_of([x], result.dtype) for result in outlines(_with_operand(call, one))]
 
-    return phantom
+def dtype_now(call: Call, given: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype that torch gives of an operand of dtype `given`: autocast may change it."""
+    one = torch.ones((1,) * len(call.operands[0].shape), dtype=given, device=device)
+    return outlines(_with_operand(call, one))[0].dtype
 
 
 def _phantom_of_fold(fold: Fold, ndim: int) -> Phantom:
@@ -398,7 +400,7 @@ def decide_terms(
         return everywhere(call)
     layout = _linear_layout(operand) if passes_terms else operand.layout.bar
     terms = terms_of(layout, reduced, call.rank)
-    phantom = _phantom_of_one(call)
+    phantom = phantom_of_one(call)
     if terms.is_whole and layout.pending is None:
         return decide_whole(call, terms, layout, phantom=phantom)
     output = terms.layout(op)
@@ -438,10 +440,7 @@ def decide_terms(
 
 def _linear_layout(operand: Operand) -> Layout:
     """The operand's own layout if its pending sum passes through, else with nothing pending."""
-    # Narrow integers would wrap around in another way.
-    passes = operand.dtype.is_floating_point or operand.dtype.is_complex
-    is_sum = operand.layout.pending in ("sum", "avg")
-    return operand.layout if passes and is_sum else operand.layout.bar
+    return operand.layout if operand.is_linear_sum else operand.layout.bar
 
 
 def _weights(layout: Layout, reduced: Reduced, rank: int, *, is_mean: bool) -> list[float]:

@@ -16,6 +16,7 @@ from shardwise.ops.reduction import (
     decide_fold,
     decide_terms,
     decide_whole,
+    dtype_now,
     everywhere,
     outlines,
     reduced_of,
@@ -42,6 +43,16 @@ class _Bound(dict[str, Any]):
 
     def reduced(self, call: Call) -> Reduced | None:
         return reduced_of(call.operands[0], self.get("dim"), bool(self.get("keepdim", False)))
+
+    def result_dtype(self, call: Call) -> folds.ResultDtype:
+        """The dtype of the result at the time of a call."""
+        given, usual = call.operands[0].dtype, self.dtypes[0]
+
+        def found(device: torch.device) -> torch.dtype:
+            is_cast = torch.is_autocast_enabled(device.type)
+            return dtype_now(call, given, device) if is_cast else usual
+
+        return found
 
     @property
     def dtypes(self) -> list[torch.dtype]:
@@ -128,7 +139,8 @@ def _amax(name: str, *, largest: bool) -> None:
         reduced = None if bound is None else bound.reduced(call)
         if bound is None or reduced is None:
             return None
-        return _extreme(call, reduced, bound.dtypes[0], largest=largest, nan_gradient="nan")
+        dtype = bound.result_dtype(call)
+        return _extreme(call, reduced, dtype, largest=largest, nan_gradient="nan")
 
     _rule(name, decide, reads_grad=True)
 
@@ -136,7 +148,7 @@ def _amax(name: str, *, largest: bool) -> None:
 def _extreme(
     call: Call,
     reduced: Reduced,
-    dtype: torch.dtype,
+    dtype: folds.ResultDtype,
     *,
     largest: bool,
     nan_gradient: folds.NanGradient,
@@ -169,7 +181,7 @@ def _max(name: str, *, largest: bool) -> None:
         if reduced is None:
             return None
         if "dim" not in bound:
-            dtype = bound.dtypes[0]
+            dtype = bound.result_dtype(call)
             return _extreme(call, reduced, dtype, largest=largest, nan_gradient="share")
         dim = reduced.dims[0] if reduced.dims else None
         fold = folds.index_of_extreme(reduced, largest=largest, dim=dim, has_value=True)
@@ -244,7 +256,9 @@ _folded(
     "logsumexp",
     "input dim keepdim",
     lambda call, reduced, bound: (
-        None if call.operands[0].dtype.is_complex else folds.log_sum_exp(reduced, bound.dtypes[0])
+        None
+        if call.operands[0].dtype.is_complex
+        else folds.log_sum_exp(reduced, bound.dtypes[0], bound.result_dtype(call))
     ),
 )
 _folded(
@@ -293,7 +307,7 @@ def _vector_norm(call: Call) -> Decision | None:
         return _extreme(
             call,
             reduced,
-            bound.dtypes[0],
+            bound.result_dtype(call),
             largest=p > 0,
             nan_gradient="zero",
             of_abs=True,

@@ -8,7 +8,7 @@ layouts pays a look-up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.errors import ArgumentTypeError
@@ -47,6 +47,16 @@ class Operand(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.layout.shape
+
+    @property
+    def is_linear_sum(self) -> bool:
+        """Whether a linear function may take the terms of its pending sum one by one.
+
+        Not of integers, which would wrap around in another way if the result is wider, nor of
+        booleans, whose sum is "or".
+        """
+        has_fractions = self.dtype.is_floating_point or self.dtype.is_complex
+        return has_fractions and self.layout.pending in ("sum", "avg")
 
 
 class Call(NamedTuple):
@@ -115,8 +125,10 @@ class Rule:
     # Whether numbers among the arguments matter to the decision (a dim does, a factor does not).
     reads_numbers: bool = True
     reads_grad: bool = False  # whether it matters if a gradient will be asked for
-    takes_rows: int | None = None  # the argument that, if plain, is this rank's rows of a batch
-    tags: frozenset[str] = field(default_factory=frozenset)
+    # Whether torch is asked, on tensors of a few elements, if it takes these dtypes.
+    asks_torch: bool = False
+    # Position and name of the argument that, if plain, is this rank's rows of a batch.
+    takes_rows: tuple[int, str] | None = None
 
 
 class Composite(NamedTuple):

@@ -18,7 +18,7 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import as_one, checked_size
-from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
@@ -36,7 +36,6 @@ from shardwise.sharded_tensor.tensor import (
     wrap,
 )
 from shardwise.sharding_spec.on_device import on_device
-from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
@@ -325,12 +324,10 @@ def _laid_out_as(made: torch.Tensor, like: State, *, view_of: torch.Tensor) -> S
     state = made._state
     is_lost = bool(state.view_of) and made.shape != view_of.shape
     if state.layout != layout:
-        nbytes = plan_reshard(state.layout, layout, state.dtype.itemsize).total_bytes
-        if nbytes:
-            announce(_Tensor.view_as, [state.layout], nbytes, state.rank)
+        announce_move(_Tensor.view_as, state, layout)
         is_lost, seen = True, state.view_of or (Seen.now(state.carriers),)
-        made = wrap(reshard_state(state, layout))
-        made._state.view_of = seen
+        moved = reshard_state(state, layout)
+        made = wrap(moved.with_carriers(moved.carriers, view_of=seen))
     if is_lost:
         made._state.reshaped_from = view_of  # `torch.nn.init.orthogonal_` writes by it
     return made

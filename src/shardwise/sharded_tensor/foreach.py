@@ -17,7 +17,7 @@ from shardwise.comm.checks import should_check
 from shardwise.errors import OpError
 from shardwise.ops.foreach import FOREACH, FUSED, NAMED
 from shardwise.sharded_tensor.dispatch import function_name, handles
-from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import check_one_group, reshard_state
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
@@ -28,7 +28,6 @@ from shardwise.sharded_tensor.tensor import (
     states_of_all,
     wrap,
 )
-from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -263,7 +262,8 @@ def _wrapped(
             state.layout, tuple(held), state.rank, state.members, state.spec, state.process_group
         )
         if from_rows:
-            made.is_from_rows = any([c.states[k].is_from_rows for c in columns if c.states[k]])  # type: ignore[union-attr]
+            is_from_rows = any([c.states[k].is_from_rows for c in columns if c.states[k]])  # type: ignore[union-attr]
+            made.is_from_rows = made.is_special = is_from_rows
         found.append(wrap(made))
     return found
 
@@ -301,9 +301,7 @@ def _brought(call: _Call) -> list[tuple[ShardedTensor, State]]:
                 raise _pending(call, lead)
             if state.layout != lead.layout:
                 assert isinstance(tensor, ShardedTensor)
-                nbytes = plan_reshard(state.layout, lead.layout, state.dtype.itemsize).total_bytes
-                if nbytes:
-                    announce(call.func, [state.layout], nbytes, state.rank)
+                announce_move(call.func, state, lead.layout)
                 column.states[k] = reshard_state(state, lead.layout)
                 moved.append((tensor, column.states[k]))  # type: ignore[arg-type]
     return moved

@@ -9,6 +9,7 @@ from shardwise.call_site import user_level
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.transfer import plan_reshard
 from shardwise.transfer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Layout
     from shardwise.settings import Change
+    from shardwise.sharded_tensor.state import State
 
-__all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "implicit_comm"]
+__all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "announce_move", "implicit_comm"]
 
 ImplicitComm = Literal["allow", "warn", "error"]
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
@@ -64,3 +66,10 @@ def announce(
     if policy == "error":
         raise OpError(what, rank=rank, fix=fix)
     warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())
+
+
+def announce_move(func: Any, state: State, layout: Layout) -> None:
+    """Says, by the policy, that a function brings a tensor to `layout`, if anything is sent."""
+    nbytes = plan_reshard(state.layout, layout, state.dtype.itemsize).total_bytes
+    if nbytes:
+        announce(func, [state.layout], nbytes, state.rank)

@@ -15,12 +15,11 @@ from shardwise.ops.names import functions_named
 from shardwise.ops.norms import MAXIMUM, counted_pieces, norm_reduction, power_sum_reduction
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.foreach import Column, states_of
-from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import check_writable, wrap
-from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,8 +125,7 @@ def _settled(func: Any, column: Column) -> list[State | None]:
     for state in column.states:
         if state is not None and state.layout.pending is not None:
             target = state.layout.bar
-            nbytes = plan_reshard(state.layout, target, state.dtype.itemsize).total_bytes
-            announce(func, [state.layout], nbytes, state.rank)
+            announce_move(func, state, target)
             state = reshard_state(state, target)
         found.append(state)
     return found

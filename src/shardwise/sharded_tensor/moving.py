@@ -1,4 +1,7 @@
-"""Sharded tensors on other devices, in other dtypes, in pinned memory. Nothing leaves its rank."""
+"""Sharded tensors on other devices, in other dtypes, in pinned memory.
+
+Nothing leaves its rank, but for a pending sum that becomes one of integers or was one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.dispatch import handles
+from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.remote_shards import connect
+from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.on_device import on_device
 
@@ -46,6 +51,8 @@ def _moved(
             got=memory_format,
         )
     device = _own(device)
+    if dtype is not None and dtype != state.dtype and not _keeps_terms(state, dtype):
+        state = _settled(state)
     carriers = [
         local.to(
             device=device,
@@ -69,6 +76,21 @@ def _moved(
     if process_group is not None:
         changes |= _in_group(state, process_group)
     return wrap(connect(state.with_carriers(carriers, **changes)), type(tensor))
+
+
+def _keeps_terms(state: State, dtype: torch.dtype) -> bool:
+    """Whether what is pending can be converted term by term; 0.5 + 0.5 cannot, to integers."""
+    pending = state.layout.pending
+    if pending == "product" and state.dtype.is_complex:
+        return dtype.is_complex  # the real part of a product is not that of real parts
+    has_fractions = all(kind.is_floating_point or kind.is_complex for kind in (state.dtype, dtype))
+    return pending is None or has_fractions
+
+
+def _settled(state: State) -> State:
+    """The same with nothing pending."""
+    announce_move(_Tensor.to, state, state.layout.bar)
+    return reshard_state(state, state.layout.bar)
 
 
 def _own(device: torch.device | None) -> torch.device | None:

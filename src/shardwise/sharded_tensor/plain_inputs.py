@@ -16,7 +16,6 @@ from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.distributing import as_local_rows
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +33,8 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
 
     "rows" (the default): the first matrix of linear, matmul, mm, bmm, addmm and baddbmm is this
     rank's own rows of a batch, one piece per rank in rank order, and the result is sharded (a 1-d
-    input is one row); every other plain tensor is the same on all ranks. "replicated": all are.
+    input is one row); every other plain tensor, and any plain nn.Parameter, is the same on all
+    ranks. "replicated": all are.
     "error": a plain tensor of one dim or more raises; wrap it with `as_local_rows` or
     `as_replicated`.
     """
@@ -45,11 +45,11 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
     return _MEANING.change(meaning)
 
 
-def promoted(x: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
-    """The first matrix of a product, as its meaning says."""
+def promoted(x: torch.Tensor, found: Sequence[State | torch.Tensor]) -> torch.Tensor:
+    """The first matrix of a product, as its meaning says; `found` are all operands."""
     if _MEANING.get() != "rows" or x.dim() == 0:
         return x
-    group = next(arg._state for arg in args if isinstance(arg, ShardedTensor))
+    group = next(one for one in found if isinstance(one, State))
     made = as_local_rows(x if x.dim() > 1 else x.unsqueeze(0), process_group=group.comm)
     made._state.is_from_rows = made._state.is_special = True
     return made

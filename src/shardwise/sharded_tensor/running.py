@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from shardwise._torch_compat import active_transform
@@ -23,6 +24,7 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.comm.tracing import TRACES, doing
+from shardwise.errors import ArgumentTypeError
 from shardwise.ops import COMPOSITES, RULES, Call, Operand
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
@@ -165,8 +167,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                     first = state
                 is_from_rows |= state.is_from_rows
             else:
-                _note(arg, key, found, reads_numbers=rule.reads_numbers)
-                here.append(arg)
+                here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
                 has_plain = has_plain or isinstance(arg, torch.Tensor)
     if kwargs:
         for name, arg in kwargs.items():
@@ -174,11 +175,9 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
             has_plain = has_plain or isinstance(arg, torch.Tensor)
     if has_plain:
-        rows = rule.takes_rows
-        if rows is not None and rows < len(args) and type(args[rows]) is torch.Tensor:
-            row = promoted(args[rows], args)
-            if row is not args[rows]:
-                return _run(rule, func, (*args[:rows], row, *args[rows + 1 :]), kwargs)
+        given = _with_rows(rule, args, kwargs, found)
+        if given is not None:
+            return _run(rule, func, *given)
         check_plain(func, found)
     if first is None:
         first = next(one for one in found if isinstance(one, State))
@@ -236,13 +235,17 @@ def _enter(known: _Known, found: Sequence[_Found], here: list[Any], first: State
         (here[place],) = exchange(job, (here[place],))
 
 
-def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> None:
-    """Adds to `key` what of an argument matters, and to `found` the tensors in it."""
+def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool) -> Any:
+    """Adds to `key` what of an argument matters, and to `found` the tensors in it.
+
+    Returns what takes its place in the quick way.
+    """
     if isinstance(arg, torch.Tensor):
         if isinstance(arg, ShardedTensor):
             check_usable(arg)
             found.append(arg._state)
             key += (id(arg._state.layout), arg._state.dtype)
+            return arg._state.carriers[0]
         else:
             found.append(arg)
             key += (arg.shape, arg.dtype)
@@ -252,7 +255,25 @@ def _note(arg: Any, key: list[Any], found: list[_Found], *, reads_numbers: bool)
             _note(one, key, found, reads_numbers=reads_numbers)
     else:
         # The type too, since 1 == 1.0 == True.
-        key += (type(arg), arg if reads_numbers or type(arg) not in _NUMBERS else None)
+        is_number = type(arg) in _NUMBERS or isinstance(arg, np.number)
+        key += (type(arg), None if is_number and not reads_numbers else arg)
+    return arg
+
+
+def _with_rows(
+    rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[_Found]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with a plain tensor taken as this rank's rows, if it is; else None."""
+    if rule.takes_rows is None:
+        return None
+    place, name = rule.takes_rows
+    is_named = place >= len(args)
+    x = kwargs.get(name) if is_named else args[place]
+    if type(x) is not torch.Tensor or (rows := promoted(x, found)) is x:
+        return None
+    if is_named:
+        return args, kwargs | {name: rows}
+    return (*args[:place], rows, *args[place + 1 :]), kwargs
 
 
 def _needs_grad(found: Sequence[_Found]) -> bool:
@@ -287,6 +308,8 @@ def _decide(
     decision = rule.decide(Call(func, seen, named, operands, ranks, rank, needs_grad))
     if decision is None:
         return _Known(None, False, False, None, operands, tuple(slots), 0)
+    if rule.asks_torch:
+        _ask_torch(func, args, kwargs, slots, found)
     pairs = list(zip(operands, decision.needs, strict=True))
     has_one_piece = all(
         operand.is_plain or len(operand.layout.boxes_of(rank)) == 1 for operand, _ in pairs
@@ -333,6 +356,32 @@ def _entering(
         for k, (operand, need) in enumerate(pairs)
         if need.work is not None or need.layout != operand.layout
     )
+
+
+def _ask_torch(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    slots: Sequence[tuple[Any, ...]],
+    found: Sequence[_Found],
+) -> None:
+    """Raises what torch raises of these dtypes, on all ranks.
+
+    Those that hold nothing call it on tensors without elements, of which many a kernel takes any.
+    """
+    shapes = [one.layout.shape if isinstance(one, State) else one.shape for one in found]
+    ones = [
+        torch.ones([min(size, 2) for size in shape], dtype=one.dtype, device=one.device)
+        for one, shape in zip(found, shapes, strict=True)
+    ]
+    with torch.no_grad():
+        result = _call(func, args, kwargs, slots, ones)
+    if result is NotImplemented:  # of `x == None`; for a TypeError torch says so itself
+        raise ArgumentTypeError(function_name(func), got=" and ".join(map(_kind, args)))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _operand(one: _Found, ranks: tuple[int, ...]) -> Operand:

@@ -7,6 +7,7 @@ referenced.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.comm.differentiable import carriers_of, shards_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["LooseState", "Seen", "State", "check_requires_grad", "make_state"]
+__all__ = ["LooseState", "Seen", "State", "check_requires_grad", "make_state", "only_layout"]
 
 
 class Seen(NamedTuple):
@@ -215,6 +216,15 @@ def check_requires_grad(layout: Layout, dtype: torch.dtype, rank: int) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
+def only_layout(layout: Layout) -> Layout:
+    """The same object for equal layouts, so that what is kept by identity is found again.
+
+    `reshard(x, chunk(1))` in a loop makes a spec and its layout at each turn.
+    """
+    return layout
+
+
 def make_state(
     layout: Layout,
     shards: Sequence[torch.Tensor],
@@ -236,7 +246,7 @@ def make_state(
     else:
         carriers = tuple(shards)
     return State(
-        layout,
+        only_layout(layout),
         carriers,
         members.rank,
         members,

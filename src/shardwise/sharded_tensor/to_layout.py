@@ -16,7 +16,7 @@ from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
-from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.state import State, only_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, live_state, wrap
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
@@ -61,12 +61,12 @@ class Target:
 def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
     """What `to` (a spec, a Layout or a ShardedTensor) means for a tensor of `shape`."""
     if isinstance(to, ShardingSpec):
-        return Target(to.layout(shape), to, to.local_devices(shape, rank))
+        return Target(only_layout(to.layout(shape)), to, to.local_devices(shape, rank))
     if isinstance(to, ShardedTensor):
         state = to._state
         found = Target(state.layout, state.spec, state.devices)
     elif isinstance(to, Layout):
-        found = Target(to, None, None)
+        found = Target(only_layout(to), None, None)
     else:
         raise ArgumentTypeError(
             "to of reshard",
