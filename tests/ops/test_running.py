@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from shardwise.ops import RULES
 from shardwise.sharded_tensor import ShardedTensor, custom_sharded_op_impl
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
 from shardwise.sharded_tensor.running import _runner
+from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.api import custom_sharding_spec_op
 
@@ -233,3 +235,17 @@ def _differ(rank: int) -> None:
 
 def test_calls_that_differ_are_found_in_debug_mode() -> None:
     shardwise.run_local(_differ, 2, timeout=30)
+
+
+def test_tensors_of_two_groups_do_not_mix_though_their_layouts_are_known() -> None:
+    def on_rank(rank: int) -> None:
+        world: Any = communicator()
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        assert (x * x).shape == (4, 6)
+        if rank < 2:
+            state = x._state.with_carriers(x._state.carriers, members=world.subgroup([0, 1]))
+            for multiply in (torch.mul, operator.mul):
+                with pytest.raises(ArgumentValueError, match="one process group"):
+                    multiply(x, wrap(state))
+
+    simulate(on_rank, 3)

@@ -111,6 +111,8 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                     here.append(carrier)
                     if first is None:
                         first = state
+                    elif state.members is not first.members:
+                        break
                 elif kind in _PLAIN:
                     key.append(kind)
                     key.append(None if kind in _NUMBERS and not reads_numbers else arg)
@@ -165,6 +167,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 here.append(carrier)
                 if first is None:
                     first = state
+                elif state.members is not first.members:
+                    key.append(state.members)  # perhaps of another group, which is refused
                 is_from_rows |= state.is_from_rows
             else:
                 here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
@@ -607,7 +611,7 @@ def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
         known = members and members.decisions.get(
             (func, id(a.layout), x.dtype, id(b.layout), y.dtype)
         )
-        if not known or not known.is_always_quick or is_debugging():
+        if not known or not known.is_always_quick or members is not b.members or is_debugging():
             return ask_torch(self, other)
         with _NoDispatch():
             is_past = _grad_fn(self) is not None or _grad_fn(other) is not None
