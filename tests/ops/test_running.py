@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.errors import AgreementError, OpError
+from shardwise.errors import AgreementError, ArgumentValueError, OpError
 from shardwise.ops import RULES
 from shardwise.sharded_tensor import ShardedTensor, custom_sharded_op_impl
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS
