@@ -1,0 +1,170 @@
+"""Carrying a decision out: operands are brought where they are needed, a kernel works on pieces.
+
+[Note: phantoms] A rank that holds nothing of the result has no kernel to run, but must be in the
+graph ([Note: every rank is in every graph] in `comm/differentiable.py`), and must know the dtype of
+the result. So it calls the function on tensors without elements that come from its operands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.ops.work import bytes_moved
+from shardwise.sharded_tensor.deciding import call_with
+from shardwise.sharded_tensor.implicit import announce
+from shardwise.sharded_tensor.resharding import replicated, reshard_state
+from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.tensor import check_writable, show_requires_grad, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.geometry import Layout
+    from shardwise.ops import Decision, Need, Operand, Then
+    from shardwise.sharded_tensor.deciding import Found, Known
+
+__all__ = ["run_pieces"]
+
+
+def run_pieces(
+    known: Known,
+    decision: Decision,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: Sequence[Found],
+) -> Any:
+    """What a call gives, by its decision, for any number of pieces on any ranks."""
+    first = next(one for one in found if isinstance(one, State))
+    rank = first.rank
+    if known.moved_bytes:
+        announce(
+            func,
+            [
+                o.layout
+                for o, n in zip(known.operands, decision.needs, strict=True)
+                if bytes_moved(o, n)
+            ],
+            known.moved_bytes,
+            rank,
+        )
+    if decision.is_in_place:
+        check_writable(args[0], func)
+    pieces = [_pieces(one, need, first) for one, need in zip(found, decision.needs, strict=True)]
+
+    def invoke(*tensors: torch.Tensor) -> Any:
+        return call_with(func, args, kwargs, known.slots, tensors)
+
+    if decision.is_in_place:
+        if decision.outputs[0].boxes_of(rank):
+            decision.kernel(pieces, invoke)
+        else:
+            _write_into_tie(pieces, known.operands, invoke)
+        if torch.is_grad_enabled():
+            show_requires_grad(args[0])
+        return args[0]
+    ndims = [len(operand.shape) for operand in known.operands]
+    made = _made(
+        decision.outputs,
+        lambda: decision.kernel(pieces, invoke),
+        lambda: _ties(decision.phantom or invoke, pieces, ndims),
+        first,
+    )
+    if decision.finish is not None:
+        made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
+    if decision.then is not None:
+        made = _afterwards(decision.then, made)
+    if known.like is not None and made[0].layout == known.operands[known.like].layout:
+        made[0].spec = found[known.like].spec  # type: ignore[union-attr]
+    is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
+    for one in made:
+        one.is_from_rows = one.is_special = is_from_rows
+    tensors = [wrap(one) for one in made]
+    if decision.pack is not None:
+        return decision.pack(tensors)
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
+    """The local pieces of an operand where it is needed: one per entry of the work, or a tie."""
+    rank = first.rank
+    entries = need.layout if need.work is None else need.work
+    if isinstance(one, torch.Tensor):
+        has_grad = one.requires_grad and torch.is_grad_enabled()
+        if not has_grad and need.layout.pending is None:  # of a sum it would be every term
+            boxes = entries.boxes_of(rank)
+            return [one if box.shape == one.shape else one[box.slices()] for box in boxes] or [
+                one.new_empty(0)
+            ]
+        ranks = tuple(sorted(first.comm.ranks))
+        one = first.with_carriers([one], layout=replicated(tuple(one.shape), ranks), spec=None)
+    if need.layout == one.layout and need.work is None:
+        return one.carriers
+    devices = (one.device,) * len(need.layout.boxes_of(rank))
+    job = Exchange(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
+    return exchange(job, one.carriers)
+
+
+def _made(
+    layouts: Sequence[Layout],
+    compute: Callable[[], list[list[torch.Tensor]]],
+    ties: Callable[[], list[torch.Tensor]],
+    first: State,
+) -> list[State]:
+    """What a kernel computes, in these layouts, with ties for what this rank has none of."""
+    has_output = [bool(layout.boxes_of(first.rank)) for layout in layouts]
+    outputs = compute() if any(has_output) else [[] for _ in layouts]
+    if not all(has_output):
+        outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
+    return [
+        first.with_carriers(held, layout=layout, spec=None)
+        for held, layout in zip(outputs, layouts, strict=True)
+    ]
+
+
+def _afterwards(then: Then, made: Sequence[State]) -> list[State]:
+    """What is computed of outputs once they are where they are needed."""
+    first = made[0]
+    pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
+    return _made(
+        then.outputs,
+        lambda: then.kernel(pieces),
+        lambda: _ties(then.phantom, pieces, [1] * len(pieces)),
+        first,
+    )
+
+
+def _ties(
+    phantom: Callable[..., Any], pieces: Sequence[Sequence[torch.Tensor]], ndims: Sequence[int]
+) -> list[torch.Tensor]:
+    """What a rank that has none of an output carries in its place. [Note: phantoms]"""
+    results = phantom(*[_phantom(held[0], ndim) for held, ndim in zip(pieces, ndims, strict=True)])
+    listed = list(results) if isinstance(results, tuple | list) else [results]
+    return [result.reshape(-1)[:0] for result in listed]
+
+
+def _write_into_tie(
+    pieces: Sequence[Sequence[torch.Tensor]],
+    operands: Sequence[Operand],
+    invoke: Callable[..., Any],
+) -> None:
+    """What an in-place function does on a rank that holds nothing of its target.
+
+    The tie is written as the others' shards are: it comes to depend on what the function reads,
+    counts a version, and raises what they raise.
+    """
+    tie, ndim = pieces[0][0], len(operands[0].shape)
+    others = [
+        _phantom(held[0], len(operand.shape))
+        for held, operand in zip(pieces[1:], operands[1:], strict=True)
+    ]
+    invoke(tie.view((0,) * ndim) if ndim else tie, *others)
+
+
+def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
+    if ndim == 0:
+        return piece.sum(dtype=piece.dtype)
+    return piece.reshape(-1)[:0].view((0,) * ndim)

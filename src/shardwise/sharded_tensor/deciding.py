@@ -1,0 +1,173 @@
+"""Asking a rule, and noting what it takes to carry its decision out on this rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from shardwise.comm.differentiable import Exchange
+from shardwise.errors import ArgumentTypeError
+from shardwise.ops import Call, Operand
+from shardwise.ops.work import bytes_moved
+from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.sharded_tensor.resharding import check_one_group, replicated
+from shardwise.sharded_tensor.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.ops import Decision, Need, Rule
+
+__all__ = ["Found", "Known", "call_with", "decide", "needs_grad"]
+
+Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
+
+
+class Known(NamedTuple):
+    """A decision, and what it takes to carry it out on this rank."""
+
+    decision: Decision | None  # None: the rule does not cover the call
+    is_quick: bool  # [Note: the quick way]
+    is_slow_with_grad: bool  # since gradients of operands are summed or moved
+    like: int | None  # the operand whose layout is the output's, and which so has its spec
+    operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
+    slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
+    moved_bytes: int  # between all ranks, to bring operands where they are needed
+    # Of a quick call: the operands whose gradients are summed or moved, and by what. Else nothing.
+    entering: tuple[tuple[int, Exchange], ...] = ()
+    is_always_quick: bool = False  # also with gradients; and gives a new tensor
+    output: Any = None  # the layout of the decision's first
+    like_argument: int | None = None  # the position of `like` among the arguments
+
+
+def decide(
+    rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[Found]
+) -> Known:
+    """What the rule says of a call with these operands."""
+    states = [one for one in found if isinstance(one, State)]
+    check_one_group(function_name(func), states)
+    members, rank = states[0].comm, states[0].rank
+    ranks = tuple(sorted(members.ranks))
+    operands = tuple(_operand(one, ranks) for one in found)
+    slots: list[tuple[Any, ...]] = []
+    left = iter(operands)
+
+    def replaced(value: Any, slot: tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            slots.append(slot)
+            return next(left)
+        if isinstance(value, list | tuple):
+            return tuple(replaced(one, (*slot, k)) for k, one in enumerate(value))
+        return value
+
+    seen = tuple(replaced(arg, (k,)) for k, arg in enumerate(args))
+    named = {name: replaced(arg, (name,)) for name, arg in kwargs.items()}
+    has_grad = rule.reads_grad and needs_grad(found)
+    decision = rule.decide(Call(func, seen, named, operands, ranks, rank, has_grad))
+    if decision is None:
+        return Known(None, False, False, None, operands, tuple(slots), 0)
+    if rule.asks_torch:
+        _ask_torch(func, args, kwargs, slots, found)
+    pairs = list(zip(operands, decision.needs, strict=True))
+    has_one_piece = all(
+        operand.is_plain or len(operand.layout.boxes_of(rank)) == 1 for operand, _ in pairs
+    )
+    stays = all(
+        need.layout.is_replicated if operand.is_plain else need.layout == operand.layout
+        for operand, need in pairs
+    )
+    is_quick = (
+        decision.is_one_call
+        and has_one_piece
+        and stays
+        and decision.finish is None
+        and decision.then is None
+        and len(decision.outputs) == 1
+        and all(len(slot) == 1 and isinstance(slot[0], int) for slot in slots)
+    )
+    like = [k for k, operand in enumerate(operands) if operand.layout == decision.outputs[0]]
+    like = [k for k in like if not operands[k].is_plain]
+    is_slow_with_grad = any(
+        need.work is not None or need.layout != operand.layout for operand, need in pairs
+    )
+    return Known(
+        decision,
+        is_quick,
+        is_slow_with_grad,
+        like[0] if like else None,
+        operands,
+        tuple(slots),
+        sum(bytes_moved(operand, need) for operand, need in pairs),
+        _entering(pairs, members, states[0].device) if is_quick else (),
+        is_quick and not is_slow_with_grad and not decision.is_in_place,
+        decision.outputs[0],
+        slots[like[0]][0] if like else None,
+    )
+
+
+def _entering(
+    pairs: Sequence[tuple[Operand, Need]], members: Communicator, device: torch.device
+) -> tuple[tuple[int, Exchange], ...]:
+    """The quick way with gradients: here nothing moves on the way there."""
+    return tuple(
+        (k, Exchange(operand.layout, need.layout, (device,), (device,), members, work=need.work))
+        for k, (operand, need) in enumerate(pairs)
+        if need.work is not None or need.layout != operand.layout
+    )
+
+
+def _ask_torch(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    slots: Sequence[tuple[Any, ...]],
+    found: Sequence[Found],
+) -> None:
+    """Raises what torch raises of these dtypes, on all ranks.
+
+    Those that hold nothing call it on tensors without elements, of which many a kernel takes any.
+    """
+    shapes = [one.layout.shape if isinstance(one, State) else one.shape for one in found]
+    ones = [
+        torch.ones([min(size, 2) for size in shape], dtype=one.dtype, device=one.device)
+        for one, shape in zip(found, shapes, strict=True)
+    ]
+    with torch.no_grad():
+        result = call_with(func, args, kwargs, slots, ones)
+    if result is NotImplemented:  # of `x == None`; for a TypeError torch says so itself
+        raise ArgumentTypeError(function_name(func), got=" and ".join(map(_kind, args)))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _operand(one: Found, ranks: tuple[int, ...]) -> Operand:
+    if isinstance(one, State):
+        return Operand(one.layout, one.dtype)
+    return Operand(replicated(tuple(one.shape), ranks), one.dtype, is_plain=True)
+
+
+def needs_grad(found: Sequence[Found]) -> bool:
+    """Whether autograd will follow a call with these operands."""
+    return torch.is_grad_enabled() and any([one.requires_grad for one in found])
+
+
+def call_with(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    slots: Sequence[tuple[Any, ...]],
+    tensors: Sequence[torch.Tensor],
+) -> Any:
+    """The function on these tensors in place of the operands."""
+    given, named = list(args), dict(kwargs)
+    for slot, tensor in zip(slots, tensors, strict=True):
+        home: Any = given if isinstance(slot[0], int) else named
+        for step in slot[:-1]:
+            home[step] = list(home[step])
+            home = home[step]
+        home[slot[-1]] = tensor
+    return func(*given, **named)
