@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, quiet_peers
+from benchmarks.ranks import clock, measure_on_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 
 if TYPE_CHECKING:
@@ -279,9 +279,7 @@ def main() -> None:
         options = replace(options, budget_s=6.0)
     report = Report("ops", options)
     report.results += shardwise.run_local(on_one, 1, options, timeout=3000)[0]
-    for world_size in (2, 4):
-        print(f"{world_size} ranks ...", file=sys.stderr)
-        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    measure_on_ranks(report, on_rank, options)
     add_bars(report)
     report.finish()
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+import shardwise
 from benchmarks.harness import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.harness import Result
+    from benchmarks.report import Options, Report
 
 
 def clock() -> Clock:
@@ -26,6 +35,15 @@ def quiet_peers() -> None:
     """torch's ShardedTensor is deprecated, and DTensor says when it gathers instead."""
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def measure_on_ranks(
+    report: Report, on_rank: Callable[[int, Options], list[Result]], options: Options
+) -> None:
+    """Adds what `on_rank` measures on 2 and on 4 local ranks, as rank 0 saw it."""
+    for world_size in (2, 4):
+        print(f"{world_size} ranks ...", file=sys.stderr)
+        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
 
 
 def group_name(shape: tuple[int, ...], world_size: int) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, group_name, quiet_peers
+from benchmarks.ranks import clock, group_name, measure_on_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.comm import Transfer, execute, execute_all
 from shardwise.testing.memory import peak_growth
@@ -372,9 +372,7 @@ def main() -> None:
     if not options.quick:
         options = replace(options, budget_s=6.0)
     report = Report("reshard", options)
-    for world_size in (2, 4):
-        print(f"{world_size} ranks ...", file=sys.stderr)
-        report.results += shardwise.run_local(on_rank, world_size, options, timeout=3000)[0]
+    measure_on_ranks(report, on_rank, options)
     add_bars(report)
     report.finish()
 
