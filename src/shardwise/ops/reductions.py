@@ -86,15 +86,32 @@ def _packed(name: str) -> Callable[[list[Any]], Any]:
     return cast("Callable[[list[Any]], Any]", getattr(torch.return_types, name))
 
 
+def _read(call: Call, names: str) -> tuple[_Bound, Reduced] | None:
+    """The arguments by name, and what is reduced; None: by gathering."""
+    bound = _bound(call, names)
+    reduced = None if bound is None else bound.reduced(call)
+    return None if bound is None or reduced is None else (bound, reduced)
+
+
+def _folded(name: str, names: str, make: Callable[[Call, Reduced, _Bound], Fold | None]) -> None:
+    def decide(call: Call) -> Decision | None:
+        if (read := _read(call, names)) is None:
+            return None
+        bound, reduced = read
+        fold = make(call, reduced, bound)
+        return None if fold is None else decide_fold(call, reduced, fold)
+
+    _rule(name, decide)
+
+
 # -- sums ------------------------------------------------------------------------------------------
 
 
 def _sum(name: str, *, is_linear: bool = True, is_mean: bool = False) -> None:
     def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim keepdim dtype")
-        reduced = None if bound is None else bound.reduced(call)
-        if reduced is None:
+        if (read := _read(call, "input dim keepdim dtype")) is None:
             return None
+        _, reduced = read
         return decide_terms(
             call, reduced, "sum", passes_terms=is_linear, is_mean=is_mean, stays_pending=True
         )
@@ -108,9 +125,8 @@ _sum("nansum", is_linear=False)
 
 
 def _count_nonzero(call: Call) -> Decision | None:
-    bound = _bound(call, "input dim")
-    reduced = None if bound is None else bound.reduced(call)
-    return None if reduced is None else decide_terms(call, reduced, "sum")
+    read = _read(call, "input dim")
+    return None if read is None else decide_terms(call, read[1], "sum")
 
 
 def _truth(name: str) -> None:
@@ -135,10 +151,9 @@ _truth("any")
 
 def _amax(name: str, *, largest: bool) -> None:
     def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim keepdim")
-        reduced = None if bound is None else bound.reduced(call)
-        if bound is None or reduced is None:
+        if (read := _read(call, "input dim keepdim")) is None:
             return None
+        bound, reduced = read
         dtype = bound.result_dtype(call)
         return _extreme(call, reduced, dtype, largest=largest, nan_gradient="nan")
 
@@ -174,12 +189,9 @@ def _max(name: str, *, largest: bool) -> None:
     def decide(call: Call) -> Decision | None:
         if len(call.operands) == 2:
             return decide_pointwise(call, None) if "out" not in call.kwargs else None
-        bound = _bound(call, "input dim keepdim")
-        if bound is None:
+        if (read := _read(call, "input dim keepdim")) is None:
             return None
-        reduced = bound.reduced(call)
-        if reduced is None:
-            return None
+        bound, reduced = read
         if "dim" not in bound:
             dtype = bound.result_dtype(call)
             return _extreme(call, reduced, dtype, largest=largest, nan_gradient="share")
@@ -191,16 +203,11 @@ def _max(name: str, *, largest: bool) -> None:
 
 
 def _argmax(name: str, *, largest: bool) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim keepdim")
-        reduced = None if bound is None else bound.reduced(call)
-        if bound is None or reduced is None:
-            return None
+    def make(call: Call, reduced: Reduced, bound: _Bound) -> Fold:
         dim = None if bound.get("dim") is None or not reduced.dims else reduced.dims[0]
-        fold = folds.index_of_extreme(reduced, largest=largest, dim=dim, has_value=False)
-        return decide_fold(call, reduced, fold)
+        return folds.index_of_extreme(reduced, largest=largest, dim=dim, has_value=False)
 
-    _rule(name, decide)
+    _folded(name, "input dim keepdim", make)
 
 
 _amax("amax", largest=True)
@@ -235,16 +242,6 @@ _rule("topk", _topk)
 
 
 # -- products, norms, moments ----------------------------------------------------------------------
-
-
-def _folded(name: str, names: str, make: Callable[[Call, Reduced, _Bound], Fold | None]) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, names)
-        reduced = None if bound is None else bound.reduced(call)
-        fold = None if bound is None or reduced is None else make(call, reduced, bound)
-        return None if reduced is None or fold is None else decide_fold(call, reduced, fold)
-
-    _rule(name, decide)
 
 
 _folded(
@@ -298,10 +295,9 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 
 
 def _vector_norm(call: Call) -> Decision | None:
-    bound = _bound(call, "input ord dim keepdim dtype")
-    reduced = None if bound is None else bound.reduced(call)
-    if bound is None or reduced is None:
+    if (read := _read(call, "input ord dim keepdim dtype")) is None:
         return None
+    bound, reduced = read
     p = bound.get("ord", 2)
     if math.isinf(p):
         return _extreme(
