@@ -1,0 +1,121 @@
+"""What functions of elements decide: layouts in, decisions out, without processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.errors import OpError
+from shardwise.geometry import Box, Layout
+from shardwise.ops import RULES, Call, Decision, Operand
+from shardwise.ops.work import bytes_moved
+from shardwise.sharding_spec import parse_spec
+
+RANKS = (0, 1, 2, 3)
+
+
+def layout(spec: str, shape: tuple[int, ...]) -> Layout:
+    return parse_spec(spec, ranks=RANKS, device="cpu").layout(shape)
+
+
+def pending(shape: tuple[int, ...]) -> Layout:
+    return Layout(shape, [Box.whole(shape)] * 4, RANKS, terms=RANKS, pending="sum")
+
+
+def decide(func: Any, *args: Any, rank: int = 0) -> Decision:
+    seen = [Operand(arg, torch.float32) if isinstance(arg, Layout) else arg for arg in args]
+    operands = tuple(arg for arg in seen if isinstance(arg, Operand))
+    found = RULES[func].decide(Call(func, tuple(seen), {}, operands, RANKS, rank))
+    assert found is not None
+    return found
+
+
+def moved(found: Decision, *layouts: Layout) -> int:
+    return sum(
+        bytes_moved(Operand(one, torch.float32), need)
+        for one, need in zip(layouts, found.needs, strict=True)
+    )
+
+
+def test_operands_come_together_on_the_cheaper_side() -> None:
+    rows, near = layout("chunk(0)", (8, 8)), layout("chunk(0, sizes=[2, 2, 3, 1])", (8, 8))
+    everywhere = layout("replicate()", (8, 8))
+    for pair in ((rows, near), (near, rows)):
+        found = decide(torch.add, *pair)
+        assert found.outputs == (pair[0],)  # both ways cost the same: the first stays
+        assert moved(found, *pair) == 8 * 4
+    for pair in ((rows, everywhere), (everywhere, rows)):
+        found = decide(torch.maximum, *pair)
+        assert found.outputs == (rows,)  # which sends nothing; the other way gathers
+        assert moved(found, *pair) == 0
+        assert all(need.work is None for need in found.needs)
+    small = layout("on_rank(3)", (8, 8))
+    two = decide(torch.where, rows, rows, small)
+    assert two.outputs == (rows,)  # one tensor goes to the other two
+
+
+def test_an_operand_that_is_broadcast_enters_the_work_of_each_rank() -> None:
+    x, bias = layout("chunk(0)", (8, 6)), layout("replicate()", (6,))
+    found = decide(torch.add, x, bias)
+    assert found.outputs == (x,)
+    assert moved(found, x, bias) == 0
+    need = found.needs[1]
+    assert need.layout == bias
+    assert need.work is not None
+    assert sorted(need.work.terms.tolist()) == [0, 1, 2, 3]  # type: ignore[union-attr]
+    columns = layout("chunk(1, sizes=[2, 2, 2, 0])", (8, 6))
+    assert decide(torch.add, columns, layout("chunk(0, sizes=[2, 2, 2, 0])", (6,))).is_one_call
+
+
+def test_replicas_that_do_the_same_work_are_counted_once() -> None:
+    x = Layout((4, 6), [Box((0, 0), (2, 6))] * 2 + [Box((2, 0), (4, 6))] * 2, RANKS)
+    need = decide(torch.mul, x, layout("replicate()", (6,))).needs[1]
+    assert need.work is not None
+    assert need.work.terms_of(0) == need.work.terms_of(1) != need.work.terms_of(2)
+
+
+def test_linear_functions_keep_a_pending_sum_and_others_reduce_it() -> None:
+    p, everywhere = pending((4, 6)), layout("replicate()", (4, 6))
+    kept: list[Any] = [(torch.neg, p), (torch.mul, p, 2.0), (torch.add, p, p), (torch.div, p, 3)]
+    for call in kept:
+        found = decide(*call)
+        assert found.outputs == (p,)
+        assert found.is_one_call
+    assert decide(torch.add, p, everywhere).needs[1].layout == p  # one term gets it, no more
+    factor = decide(torch.mul, p, everywhere).needs[1]
+    assert factor.layout == everywhere
+    assert factor.work is not None  # each term has its own part of the factor's gradient
+    reduced: list[Any] = [(torch.tanh, p), (torch.mul, p, p), (torch.add, p, 1)]
+    for call in [*reduced, (torch.div, everywhere, p)]:
+        assert decide(*call).outputs == (everywhere,)
+    assert decide(torch.add, p, layout("chunk(0)", (4, 6))).outputs == (p,)
+    rows = layout("chunk(0)", (4, 6))
+    assert decide(torch.maximum, p, rows).outputs == (rows,)  # reduced where the other is
+
+
+def test_in_place_the_first_operand_stays() -> None:
+    x, y = layout("on_rank(0)", (8, 8)), layout("chunk(0)", (8, 8))
+    found = decide(torch.Tensor.add_, x, y)
+    assert found.is_in_place
+    assert found.outputs == (x,)
+    assert moved(found, x, y) == 6 * 8 * 4
+    with pytest.raises(OpError, match=r"add_ in place.*shape"):
+        decide(torch.Tensor.add_, layout("chunk(0)", (1, 8)), y)
+
+
+def test_numbers_of_boxes_that_do_not_tile_are_brought_whole() -> None:
+    """Boxes of a pinwheel, projected on one dim, overlap in part."""
+    boxes = [
+        Box((0, 0), (1, 2)),
+        Box((0, 2), (2, 3)),
+        Box((2, 1), (3, 3)),
+        Box((1, 0), (3, 1)),
+        Box((1, 1), (2, 2)),
+    ]
+    x, bias = Layout((3, 3), boxes, [0, 1, 2, 3, 0]), layout("replicate()", (3,))
+    found = decide(torch.add, x, bias)
+    assert found.outputs == (x,)
+    assert found.needs[1].layout == bias
+    assert not found.is_one_call
