@@ -121,6 +121,13 @@ class Box:
             raise GeometryError("offset", expected=f"{self.ndim} numbers", got=tuple(offset))
         return Box.at(tuple(map(operator.add, self.start, offset)), self.shape)
 
+    def with_range(self, dim: int, start: int, stop: int) -> Box:
+        """The box with another range along one dim."""
+        return Box(
+            (*self.start[:dim], start, *self.start[dim + 1 :]),
+            (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
+        )
+
     def relative_to(self, origin: Box) -> Box:
         """This box in the coordinates of `origin`, which must contain it."""
         if not origin.contains(self):

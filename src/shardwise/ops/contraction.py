@@ -13,6 +13,11 @@ different ones addends. Else every block goes to its lowest rank, which is alway
 [Note: following] If some block has no rank, the operands are brought to one of them: each of its
 entries gets what it is multiplied with. The operand for which the fewest bytes move is the one that
 stays. A pending operand is reduced on its way.
+
+[Note: whole labels] Attention, convolutions and look-ups are products in this sense, whose blocks
+torch cannot compute of parts of some labels: the positions of a sequence, the pixels of a picture.
+An operand that is cut along one of those is brought together along it first; its holders share the
+work along another dim, or all do it, whichever moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import functools
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +37,7 @@ from shardwise.geometry import (
     Entry,
     Layout,
     common_pieces,
+    even_cuts,
     intersecting_pairs,
     is_tiling,
 )
@@ -50,6 +56,10 @@ Labels = tuple[int | None, ...]
 Key = TypeVar("Key", bound="Hashable")
 
 
+# What a block gives: (the call's function, a tensor per operand, the block's range of each label).
+Run: TypeAlias = "Callable[[Callable[..., Any], Sequence[torch.Tensor], Box], Any]"
+
+
 class Factor(NamedTuple):
     """An operand of a product: where it stands among the operands of the call, and its labels."""
 
@@ -65,6 +75,9 @@ class Form:
     factors: tuple[Factor, ...]
     output: tuple[int, ...]  # the label of each dim; labels that are not in it are summed over
     addend: Factor | None = None
+    whole: frozenset[int] = frozenset()  # labels that nothing may cut. [Note: whole labels]
+    run: Run | None = None  # in place of the call's own function; not with an addend
+    num_outputs: int = 1  # all alike; several only if nothing that may be cut is summed over
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,6 +89,13 @@ class Form:
         """The labels that are summed over."""
         return tuple(k for k in range(len(self.sizes)) if k not in self.output)
 
+    def results(
+        self, invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
+    ) -> Sequence[torch.Tensor]:
+        """What a block gives, one per output."""
+        found = invoke(*tensors) if self.run is None else self.run(invoke, tensors, space)
+        return found if self.num_outputs > 1 else (found,)
+
 
 def decide_product(call: Call, form: Form) -> Decision:
     """The way to compute a product for which the fewest bytes move."""
@@ -83,15 +103,71 @@ def decide_product(call: Call, form: Form) -> Decision:
         return _decide_nothing(call, form)
     held = [call.operands[factor.place].layout for factor in form.factors]
     stay = [layout.bar for layout in held]
-    blocks = _blocks(form, stay)
+    choices = [_usable(form, factor, one) for factor, one in zip(form.factors, stay, strict=True)]
+    are_usable = all(one in usable for one, usable in zip(stay, choices, strict=True))
+    blocks = _blocks(form, stay) if are_usable else None
     ways = [] if blocks is None else [_decision(call, form, stay, blocks)]
     if blocks is None or stay != held:
-        for anchor in range(len(stay)):
-            layouts = _following(form, stay, anchor)
-            blocks = _blocks(form, layouts)
-            assert blocks is not None
-            ways.append(_decision(call, form, layouts, blocks))
+        for anchor, usable in enumerate(choices):
+            for layout in usable:
+                layouts = _following(form, [*stay[:anchor], layout, *stay[anchor + 1 :]], anchor)
+                blocks = _blocks(form, layouts)
+                assert blocks is not None
+                ways.append(_decision(call, form, layouts, blocks))
     return min(ways, key=lambda way: way[1])[0]
+
+
+# -- whole labels ----------------------------------------------------------------------------------
+
+
+def _usable(form: Form, factor: Factor, layout: Layout) -> list[Layout]:
+    """The layout, or those to choose from if it cuts what has to be whole. [Note: whole labels]"""
+    dims = [dim for dim, label in enumerate(factor.labels) if label in form.whole]
+    if all(box.is_empty or _is_whole(box, layout.shape, dims) for box in layout.boxes):
+        return [layout]
+    return [_whole_along(layout, dims, is_shared=is_shared) for is_shared in (True, False)]
+
+
+def _is_whole(box: Box, shape: tuple[int, ...], dims: Sequence[int]) -> bool:
+    return all(box.start[dim] == 0 and box.stop[dim] == shape[dim] for dim in dims)
+
+
+def _whole_along(layout: Layout, dims: Sequence[int], *, is_shared: bool) -> Layout:
+    """The layout with these dims whole, each part with those ranks that hold some of it.
+
+    `is_shared`: they share it along another dim, if it has one that is long enough.
+    """
+    widened = {
+        box: Box(
+            tuple(0 if dim in dims else low for dim, low in enumerate(box.start)),
+            tuple(layout.shape[d] if d in dims else high for d, high in enumerate(box.stop)),
+        )
+        for box in layout.boxes
+        if not box.is_empty
+    }
+    pieces = common_pieces(list(widened.values()))
+    holders: dict[Box, set[int]] = defaultdict(set)
+    for box, rank, _ in layout:
+        for piece in pieces.get(widened.get(box, box), ()):
+            holders[piece].add(rank)
+    entries = []
+    for piece, ranks in holders.items():
+        shared = _shared(piece, sorted(ranks), dims) if is_shared else None
+        entries += shared or [(piece, rank) for rank in sorted(ranks)]
+    return Layout(layout.shape, [box for box, _ in entries], [rank for _, rank in entries])
+
+
+def _shared(piece: Box, ranks: Sequence[int], dims: Sequence[int]) -> list[tuple[Box, int]] | None:
+    """The piece cut along the first dim that has enough for all, but for `dims`."""
+    for dim, size in enumerate(piece.shape):
+        if dim not in dims and size >= len(ranks):
+            cuts = (even_cuts(size, len(ranks)) + piece.start[dim]).tolist()
+            return [
+                (piece.with_range(dim, low, high), rank)
+                for rank, (low, high) in zip(ranks, itertools.pairwise(cuts), strict=True)
+                if low < high
+            ]
+    return None
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -151,7 +227,8 @@ def _blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block] | None:
         if not ranks:
             return None
         blocks.append(_Block(space[row], tuple(one.boxes[k] for one, k in sources), ranks))
-    return blocks + _empty_blocks(form, layouts)
+    # Many a kernel with whole labels refuses tensors without elements.
+    return blocks if form.whole else blocks + _empty_blocks(form, layouts)
 
 
 def _overlaps(form: Form, found: Sequence[_Distinct]) -> tuple[Boxes, Ints]:
@@ -371,14 +448,28 @@ def _decision(
                 spots[place] = rest if k else first
     listed = tuple(needs[k] for k in range(len(call.operands)))
     cost = sum(map(bytes_moved, call.operands, listed))
-    return _made(call, result.layout, listed, rows), cost
+    spaces = [
+        [_inside(blocks[k].box, form, entry.box) for k in result.blocks[entry]] for entry in entries
+    ]
+    return _made(call, form, result.layout, listed, rows, spaces), cost
 
 
 def _made(
-    call: Call, output: Layout, needs: tuple[Need, ...], rows: Sequence[Sequence[Spots]]
+    call: Call,
+    form: Form,
+    output: Layout,
+    needs: tuple[Need, ...],
+    rows: Sequence[Sequence[Spots]],
+    spaces: Sequence[Sequence[Box]],
 ) -> Decision:
     # One sum per piece of the output on this rank: of what the function gives on these operands.
-    sums = [[tuple(spots[k] for k in range(len(needs))) for spots in row] for row in rows]
+    sums = [
+        [
+            (tuple(spots[k] for k in range(len(needs))), space)
+            for spots, space in zip(*row, strict=True)
+        ]
+        for row in zip(rows, spaces, strict=True)
+    ]
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -386,22 +477,25 @@ def _made(
         found = []
         for listed in sums:
             products = [
-                invoke(*[spot.of(held) for spot, held in zip(spots, pieces, strict=True)])
-                for spots in listed
+                form.results(
+                    invoke, [spot.of(held) for spot, held in zip(spots, pieces, strict=True)], space
+                )
+                for spots, space in listed
             ]
-            found.append(functools.reduce(torch.add, products))
-        return [found]
+            found.append([functools.reduce(torch.add, one) for one in zip(*products, strict=True)])
+        return [list(one) for one in zip(*found, strict=True)]
 
     everywhere = Layout((), [Box.whole(())] * len(call.ranks), call.ranks)
     return Decision(
         needs,
-        (output,),
+        (output,) * form.num_outputs,
         kernel,
         # A number is of use to everybody, and as cheap to bring everywhere as to anybody.
         finish=(everywhere,) if output.shape == () and output != everywhere else None,
-        is_one_call=len(sums) == 1
+        is_one_call=form.run is None
+        and len(sums) == 1
         and len(sums[0]) == 1
-        and all(spot.is_whole for spot in sums[0][0]),
+        and all(spot.is_whole for spot in sums[0][0][0]),
     )
 
 
@@ -498,13 +592,14 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
         given = [
             _hollow(held[0], shapes[k]) if k in places else held[0] for k, held in enumerate(pieces)
         ]
-        return [[invoke(*given)]]
+        results = form.results(invoke, given, Box.whole(form.sizes))
+        return [[one] for one in results]
 
     needs = [
         Need(operand.layout if k in places else everywhere[operand.shape])
         for k, operand in enumerate(call.operands)
     ]
-    return Decision(tuple(needs), (everywhere[form.shape],), kernel)
+    return Decision(tuple(needs), (everywhere[form.shape],) * form.num_outputs, kernel)
 
 
 def _hollow(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
