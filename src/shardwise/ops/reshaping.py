@@ -160,17 +160,15 @@ def _parts_of_group(group: _Group, box: tuple[Interval, ...]) -> list[_Part] | N
 def _parts_by_flat(group: _Group, box: tuple[Interval, ...]) -> list[_Part] | None:
     """The same where dims of the two shapes do not divide each other."""
     runs = _runs(box, group.sizes)
-    if runs is None or len(runs) * (2 * len(group.into) - 1) > _MOST_PARTS:
-        return None
-    found = []
-    for slices, (first, last) in runs:
+    found: list[_Part] = []
+    for slices, (first, last) in runs or ():
         cut = tuple(
             (low + one.start, low + one.stop) for one, (low, _) in zip(slices, box, strict=True)
         )
         for (low, high), target in _split((first, last), group.new_sizes):
             pick = (slice(low - first, high - first),)
             found.append(_Part(cut, (last - first,), pick, target))
-    return found
+    return found if runs is not None and len(found) <= _MOST_PARTS else None
 
 
 def _shared(values: Sequence[Any], sizes: Sequence[int], of: Sequence[int] | None = None) -> Any:

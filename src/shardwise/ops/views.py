@@ -178,7 +178,7 @@ def _no_parts(_: Box) -> list[Part]:
 
 
 def is_basic_index(index: Any) -> bool:
-    """Whether `x[index]` is a view: whole numbers, slices, None and ... only, or a tuple of them."""
+    """Whether `x[index]` is a view: of whole numbers, slices, None and ..., or a tuple of them."""
     listed = index if isinstance(index, tuple) else (index,)
     return all(map(_is_basic, listed))
 
