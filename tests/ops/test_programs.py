@@ -5,6 +5,7 @@ A function is added to the programs by a line in `OPS`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,6 +51,22 @@ def _into(x: Any, y: Any) -> Any:
     return made.copy_(y.sin())
 
 
+def _turned(shape: Shape) -> Shape:
+    return shape[::-1]
+
+
+def _halved(shape: Shape) -> Shape:
+    """Of the last dim every second."""
+    return (*shape[:-1], -(-shape[-1] // 2)) if shape else shape
+
+
+def _write_row(x: Any, y: Any) -> Any:
+    made = (x * 0.5).contiguous()
+    made[..., :1] = y.sum()
+    made.view(-1)[1:].mul_(0.5)
+    return made
+
+
 class Op(NamedTuple):
     """A step that a program may take."""
 
@@ -80,6 +97,11 @@ OPS = [
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
+    Op("turn", 1, lambda x: x.permute(tuple(range(x.dim()))[::-1]), _turned),
+    Op("halve", 1, lambda x: x[..., ::2] if x.dim() else x * 1, _halved),
+    Op("flatten", 1, lambda x: x.reshape(-1), lambda shape: (math.prod(shape),)),
+    Op("lift", 1, lambda x: x.unsqueeze(0).expand(2, *x.shape).sum(0) * 0.5),
+    Op("write", 2, _write_row, lambda x, y: x if x else None),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 

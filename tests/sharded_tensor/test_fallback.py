@@ -107,17 +107,24 @@ def test_in_place_functions_have_gradients() -> None:
     shardwise.run_local(_in_place_with_gradient, 2)
 
 
+def _gathered(x: Any) -> Any:
+    """A view that has no rule."""
+    return x.as_strided((2, 3), (3, 1))
+
+
 VIEWS: list[Callable[[Any], Any]] = [
-    lambda x: x[0],
-    lambda x: x[0][1],
-    lambda x: x.T,
-    lambda x: x.view(-1),
-    lambda x: x[0].detach(),
-    lambda x: x[0].data,
-    lambda x: x[0].view_as(x[0]),
-    lambda x: x.chunk(2)[1],
-    lambda x: next(iter(x)),
-    lambda x: x[1].to(torch.float32),
+    _gathered,
+    lambda x: x.unfold(0, 2, 1),
+    lambda x: _gathered(x)[0],
+    lambda x: _gathered(x)[0][1],
+    lambda x: _gathered(x)[:, 1:].T,
+    lambda x: _gathered(x).view(-1),
+    lambda x: _gathered(x).detach(),
+    lambda x: _gathered(x).data,
+    lambda x: _gathered(x).view_as(_gathered(x)),
+    lambda x: _gathered(x).chunk(2)[1],
+    lambda x: next(iter(_gathered(x))),
+    lambda x: _gathered(x).to(torch.float32),
 ]
 
 

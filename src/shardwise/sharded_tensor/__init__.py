@@ -12,6 +12,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     moving,
     pickling,
     running,
+    through_views,
 )
 
 # The seed's submodules, which its users reach as attributes of this one.

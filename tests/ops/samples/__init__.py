@@ -1,6 +1,6 @@
 """Samples of every function that has a rule, by the rule's name: what the tests of ops run."""
 
-from tests.ops.samples import elementwise, products, reductions
+from tests.ops.samples import elementwise, products, reductions, shapes
 
 from shardwise.testing import Sample
 
@@ -8,4 +8,5 @@ SAMPLES: dict[str, list[Sample]] = {
     **elementwise.SAMPLES,
     **products.SAMPLES,
     **reductions.SAMPLES,
+    **shapes.SAMPLES,
 }
