@@ -50,6 +50,21 @@ def _into(x: Any, y: Any) -> Any:
     return made.copy_(y.sin())
 
 
+def _joined(x: Shape, y: Shape) -> Shape | None:
+    """The shape of what is put together along dim 0, as long as it stays small."""
+    fit = len(x) == len(y) and x[1:] == y[1:] and len(x) > 0 and x[0] + y[0] < 9
+    return (x[0] + y[0], *x[1:]) if fit else None
+
+
+def _same(x: Shape, y: Shape) -> Shape | None:
+    return x if x == y else None
+
+
+def _with_dims(least: int) -> Callable[[Shape], Shape | None]:
+    """The shape of functions of tensors with `least` dims and some elements in each."""
+    return lambda x: x if len(x) >= least and 0 not in x else None
+
+
 class Op(NamedTuple):
     """A step that a program may take."""
 
@@ -80,6 +95,14 @@ OPS = [
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
+    Op("cat", 2, lambda x, y: torch.cat([x, y]), _joined),
+    Op(
+        "stack", 2, lambda x, y: torch.stack([x, y], -1).sum(-1), lambda x, y: x if x == y else None
+    ),
+    Op("flip", 1, lambda x: x.flip(tuple(range(x.dim())))),
+    Op("roll", 1, lambda x: x.roll(1, -1), _with_dims(1)),
+    Op("pad", 1, lambda x: F.pad(x, (1, -1), value=0.5), _with_dims(1)),
+    Op("tril", 1, torch.tril, _with_dims(2)),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 
@@ -194,7 +217,7 @@ def test_programs_on_real_ranks() -> None:
 
 def test_programs_are_not_idle() -> None:
     """The strategy takes every step, several ranks, broadcasting and reshards."""
-    found = examples(programs(), 200)
+    found = examples(programs(), 400)
     names = {step.op for program in found for step in program.steps}
     assert names == {"", *_BY_NAME}
     assert {program.world_size for program in found} == {1, 2, 3, 4}

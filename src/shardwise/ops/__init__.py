@@ -3,6 +3,7 @@
 from shardwise.ops import (  # noqa: F401  # they fill the table
     diagonals,
     elementwise,
+    inserting,
     joining,
     padding,
     products,

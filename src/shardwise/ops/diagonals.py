@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.ops.rule import Call
 
-__all__: list[str] = []
+__all__ = ["diagonal_in"]
 
 
 # -- triangles -------------------------------------------------------------------------------------
@@ -83,18 +83,27 @@ def _decide_diag(call: Call) -> Decision:
         return _embedded(call, diagonal, 0, 1)
     (result,) = outlines(call)
     layout = call.operands[0].layout
-    first = (max(-diagonal, 0), max(diagonal, 0))  # where it starts
 
     def parts(box: Box) -> list[Part]:
-        low = max(0, *(a - at for a, at in zip(box.start, first, strict=True)))
-        high = min(b - at for b, at in zip(box.stop, first, strict=True))
-        low = min(low, result.shape[0])
-        here = Box((low,), (max(low, high),))
-        if not here.volume:
-            return [Part(here, lambda piece: piece.reshape(-1)[:0], is_new=False)]
-        return [Part(here, lambda piece: piece.diagonal(_here(diagonal, box)), is_new=False)]
+        low, high, here = diagonal_in(box, diagonal)
+        if low >= high:
+            low = min(low, result.shape[0])
+            nothing = Box((low,), (low,))
+            return [Part(nothing, lambda piece: piece.reshape(-1)[:0], is_new=False)]
+        return [Part(Box((low,), (high,)), lambda piece: piece.diagonal(here), is_new=False)]
 
     return decide_parts(call, [Mapped(layout, parts)], tuple(result.shape))
+
+
+def diagonal_in(box: Box, diagonal: int) -> tuple[int, int, int]:
+    """Which elements of a diagonal are in a box of a matrix, and which diagonal of the box it is.
+
+    None are if the range that comes first is empty.
+    """
+    row, column = max(-diagonal, 0), max(diagonal, 0)  # of the first element
+    low = max(0, box.start[0] - row, box.start[1] - column)
+    high = min(box.stop[0] - row, box.stop[1] - column)
+    return low, high, _here(diagonal, box)
 
 
 def _decide_diag_embed(call: Call) -> Decision:

@@ -170,3 +170,27 @@ def _block_diag(*tensors: Any) -> Any:
         rows.append(torch.nn.functional.pad(block, (at, after)))
         at += block.shape[1]
     return torch.cat(rows, 0)
+
+
+@composite("meshgrid", [torch.meshgrid])
+def _meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
+    """Each tensor along its dim, the same along the others'."""
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
+    outlined = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in given]
+    shape = torch.meshgrid(*outlined, indexing=indexing)[0].shape
+    order = list(range(len(given)))
+    if indexing == "xy" and len(given) > 1:
+        order[:2] = [1, 0]
+    sizes = [[-1 if dim == place else 1 for dim in order] for place in range(len(given))]
+    return tuple(x.reshape(size).expand(shape) for x, size in zip(given, sizes, strict=True))
+
+
+@composite("kron", functions_named(["kron"]))
+def _kron(input: Any, other: Any) -> Any:  # torch's name
+    """All products, those of one element of `input` side by side."""
+    ndim = max(input.dim(), other.dim())
+    first = [1] * (ndim - input.dim()) + list(input.shape)
+    second = [1] * (ndim - other.dim()) + list(other.shape)
+    wide = input.reshape([size for n in first for size in (n, 1)])
+    tall = other.reshape([size for n in second for size in (1, n)])
+    return (wide * tall).reshape([a * b for a, b in zip(first, second, strict=True)])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import ReduceOp
     from shardwise.ops.rule import Call
 
-__all__ = ["Mapped", "Part", "decide_filled", "decide_parts", "with_range"]
+__all__ = ["Mapped", "Part", "decide_filled", "decide_parts", "tied", "with_range"]
 
 
 class Part(NamedTuple):
@@ -98,7 +98,7 @@ def decide_parts(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
         found = [_made(recipe, pieces, invoke) for recipe in recipes]
-        found[0] = _tied(found[0], _unused(pieces, used), result_dtype)
+        found[0] = tied(found[0], _unused(pieces, used))
         return [found]
 
     is_one_call = [_is_call(recipe) for recipe in recipes] == [True]
@@ -239,18 +239,16 @@ def _unused(
     pieces: Sequence[Sequence[torch.Tensor]], used: set[tuple[int, int]]
 ) -> list[torch.Tensor]:
     return [
-        piece
-        for k, held in enumerate(pieces)
-        for j, piece in enumerate(held)
-        if piece.requires_grad and (k, j) not in used
+        piece for k, held in enumerate(pieces) for j, piece in enumerate(held) if (k, j) not in used
     ]
 
 
-def _tied(tensor: torch.Tensor, others: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor, following from the others too, for the sake of their graphs."""
-    if not others or not torch.is_grad_enabled():
+    followed = [other for other in others if other.requires_grad]
+    if not followed or not torch.is_grad_enabled():
         return tensor
-    return torch.cat([tensor.reshape(-1), tie_of(others, dtype)]).reshape(tensor.shape)
+    return torch.cat([tensor.reshape(-1), tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
 
 
 def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
@@ -261,7 +259,7 @@ def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
-        like = pieces[0][0].detach()
-        return [[_tied(like.new_full(shape, value), list(pieces[0]), like.dtype)]]
+        made = pieces[0][0].detach().new_full(shape, value)
+        return [[tied(made, pieces[0])]]
 
     return Decision((Need(operand.layout),), (Layout(shape, boxes, call.ranks),), kernel)

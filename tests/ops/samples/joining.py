@@ -15,7 +15,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x, y: torch.cat([x, y]), ((8, 6), (5, 6)), keeps=_ROWS * 2),
         Sample(lambda x, y: torch.cat((x, y), dim=-1), ((8, 3), (8, 2)), keeps=_ROWS * 2),
         Sample(
-            lambda x, y: torch.concatenate([x, y], **{"axis": 1}),  # numpy's name
+            lambda x, y: torch.concatenate([x, y], axis=1),  # type: ignore[call-arg]  # numpy's
             ((8, 3), (8, 2)),
             keeps=("chunk(0)", "replicate()"),
         ),
@@ -125,5 +125,39 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(torch.diag_embed, ((4, 3),), keeps=_COLUMNS),
         Sample(lambda x: torch.diag_embed(x, 1, 0, 2), ((3, 4),), keeps=_ROWS),
         Sample(lambda x: x.diag_embed(-2, 2, 0), ((3, 4),)),
+    ],
+    "slice_scatter": [
+        Sample(lambda x, y: torch.slice_scatter(x, y, 0, 2, 6), ((8, 3), (4, 3))),
+        Sample(
+            lambda x, y: x.slice_scatter(y, 1, start=1, step=2),
+            ((8, 5), (8, 2)),
+            keeps=("chunk(0)", "chunk(0)"),
+        ),
+        Sample(lambda x, y: torch.slice_scatter(x, y, dim=-1, start=-2), ((3, 5), (3, 2))),
+        Sample(lambda x, y: torch.slice_scatter(x, y, 0, 3, 3), ((4, 2), (0, 2))),
+    ],
+    "select_scatter": [
+        Sample(lambda x, y: x.select_scatter(y, 0, -1), ((5, 3), (3,))),
+        Sample(
+            lambda x, y: torch.select_scatter(x, y, dim=1, index=2),
+            ((8, 3), (8,)),
+            keeps=("chunk(0)", "chunk(0)"),
+        ),
+    ],
+    "diagonal_scatter": [
+        Sample(torch.diagonal_scatter, ((5, 4), (4,))),
+        Sample(lambda x, y: x.diagonal_scatter(y, -1, 2, 0), ((4, 2, 3), (2, 2))),
+    ],
+    "meshgrid": [
+        Sample(lambda x, y: torch.meshgrid(x, y, indexing="ij"), ((4,), (3,))),
+        Sample(lambda *xs: torch.meshgrid(list(xs), indexing="xy"), ((4,), (), (2,))),
+    ],
+    "kron": [
+        Sample(torch.kron, ((3, 2), (2, 4))),
+        Sample(torch.kron, ((3,), (2, 2))),
+    ],
+    "glu": [
+        Sample(F.glu, ((4, 6),)),
+        Sample(lambda x: F.glu(x, 0), ((6, 3),)),
     ],
 }
