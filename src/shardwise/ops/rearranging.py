@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.ops.rule import Call, Decision
 
-__all__ = ["Segment", "decide_segments"]
+__all__ = ["Segment", "decide_segments", "repeat_interleave", "roll"]
 
 
 class Segment(NamedTuple):
