@@ -67,6 +67,21 @@ def _write_row(x: Any, y: Any) -> Any:
     return made
 
 
+def _joined(x: Shape, y: Shape) -> Shape | None:
+    """The shape of what is put together along dim 0, as long as it stays small."""
+    fit = len(x) == len(y) and x[1:] == y[1:] and len(x) > 0 and x[0] + y[0] < 9
+    return (x[0] + y[0], *x[1:]) if fit else None
+
+
+def _same(x: Shape, y: Shape) -> Shape | None:
+    return x if x == y else None
+
+
+def _with_dims(least: int) -> Callable[[Shape], Shape | None]:
+    """The shape of functions of tensors with `least` dims and some elements in each."""
+    return lambda x: x if len(x) >= least and 0 not in x else None
+
+
 class Op(NamedTuple):
     """A step that a program may take."""
 
@@ -102,6 +117,12 @@ OPS = [
     Op("flatten", 1, lambda x: x.reshape(-1), lambda shape: (math.prod(shape),)),
     Op("lift", 1, lambda x: x.unsqueeze(0).expand(2, *x.shape).sum(0) * 0.5),
     Op("write", 2, _write_row, lambda x, y: x if x else None),
+    Op("cat", 2, lambda x, y: torch.cat([x, y]), _joined),
+    Op("stack", 2, lambda x, y: torch.stack([x, y], -1).sum(-1), _same),
+    Op("flip", 1, lambda x: x.flip(tuple(range(x.dim())))),
+    Op("roll", 1, lambda x: x.roll(1, -1), _with_dims(1)),
+    Op("pad", 1, lambda x: F.pad(x, (1, -1), value=0.5), _with_dims(1)),
+    Op("tril", 1, torch.tril, _with_dims(2)),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 
@@ -216,7 +237,7 @@ def test_programs_on_real_ranks() -> None:
 
 def test_programs_are_not_idle() -> None:
     """The strategy takes every step, several ranks, broadcasting and reshards."""
-    found = examples(programs(), 200)
+    found = examples(programs(), 400)
     names = {step.op for program in found for step in program.steps}
     assert names == {"", *_BY_NAME}
     assert {program.world_size for program in found} == {1, 2, 3, 4}

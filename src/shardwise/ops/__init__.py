@@ -1,9 +1,14 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
+    diagonal_views,
     diagonals,
     elementwise,
+    inserting,
+    joining,
+    padding,
     products,
+    rearranging,
     reductions,
     reinterpreting,
     reshaping,

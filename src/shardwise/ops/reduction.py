@@ -272,12 +272,14 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
 def outlines(call: Call) -> list[torch.Tensor]:
     """What the call gives, without data; raises what torch raises."""
 
+    # On the CPU there are the errors that people know.
+    has_elements = any(math.prod(operand.shape) for operand in call.operands)
+    device = "meta" if has_elements else "cpu"
+
     def outline(value: Any) -> Any:
         if isinstance(value, Operand):
-            # On the CPU there are the errors that people know.
-            device = "meta" if math.prod(value.shape) else "cpu"
             return torch.empty(value.shape, dtype=value.dtype, device=device)
-        return value
+        return [*map(outline, value)] if isinstance(value, tuple | list) else value
 
     kwargs = {name: outline(value) for name, value in call.kwargs.items()}
     return _listed(call.function(*map(outline, call.args), **kwargs))

@@ -58,6 +58,7 @@ _grad_fn = _Tensor.grad_fn.__get__
 _NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
+_MAY_BE_PLAIN = (torch.Tensor, list, tuple)  # arguments that are plain tensors, or have some
 # Arguments that are themselves in a key, and those of which it has the parts.
 _PLAIN = _NUMBERS | {bool, str, type(None), EllipsisType, torch.dtype}
 _OF_PARTS = frozenset({tuple, list, slice, torch.Size})
@@ -157,12 +158,12 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 is_from_rows |= state.is_from_rows
             else:
                 here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
-                has_plain = has_plain or isinstance(arg, torch.Tensor)
+                has_plain = has_plain or isinstance(arg, _MAY_BE_PLAIN)
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
-            has_plain = has_plain or isinstance(arg, torch.Tensor)
+            has_plain = has_plain or isinstance(arg, _MAY_BE_PLAIN)
     if has_plain:
         given = _with_rows(rule, args, kwargs, found)
         if given is not None:
