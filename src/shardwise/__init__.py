@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from shardwise.sharded_tensor.implicit import implicit_comm
     from shardwise.sharded_tensor.plain_inputs import plain_inputs
-    from shardwise.sharded_tensor.seeds import manual_seed
+    from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
     from shardwise.sharding_spec.short import (
@@ -61,6 +61,7 @@ __all__ = [
     "flat",
     "from_callback",
     "fused",
+    "get_rng_state",
     "grid",
     "implicit_comm",
     "init_single",
@@ -79,6 +80,7 @@ __all__ = [
     "reshard_all",
     "run_local",
     "set_check",
+    "set_rng_state",
     "trace",
 ]
 
@@ -98,7 +100,7 @@ _HOMES = {
     ],
     "shardwise.sharded_tensor.implicit": ["implicit_comm"],
     "shardwise.sharded_tensor.plain_inputs": ["plain_inputs"],
-    "shardwise.sharded_tensor.seeds": ["manual_seed"],
+    "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
     "shardwise.sharding_spec.short": [

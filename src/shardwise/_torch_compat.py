@@ -6,6 +6,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 from __future__ import annotations
 
 from datetime import timedelta
+from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "CheckpointedRun",
     "HashStore",
     "MeshPlacementTypes",
     "RandomMarks",
@@ -33,6 +35,7 @@ __all__ = [
     "active_transform",
     "all_gather_single",
     "allow_foreach",
+    "checkpointed_runs",
     "current_backward",
     "fan_of",
     "foreach_copy",
@@ -71,6 +74,48 @@ def active_transform() -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode AD"
     return None if tracing_state() is None else "torch.jit.trace"
+
+
+class CheckpointedRun(NamedTuple):
+    """A run of a function under `torch.utils.checkpoint`, as code inside of it finds it."""
+
+    call: Any  # the same object whenever this call of the function runs; can be weakly referenced
+    again: Any  # None the first time; in backward an object that stands for this run
+
+
+def checkpointed_runs() -> list[CheckpointedRun]:
+    """The runs of non-reentrantly checkpointed functions that this code is in, innermost first.
+
+    torch marks them by hooks on saved tensors and shows only those on top, so all are taken off and
+    put back.
+    """
+    found: list[Any] = []
+    try:
+        while (hooks := _top_hooks(True)) is not None:
+            _pop_hooks()
+            found.append(hooks)
+    finally:
+        for hooks in reversed(found):
+            _push_hooks(*hooks)
+    runs = [_run_of(pack) for pack, _ in found]
+    return [run for run in runs if run is not None]
+
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
+_push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def _run_of(pack: Any) -> CheckpointedRun | None:
+    inner = unwrap(pack)
+    if getattr(inner, "__module__", None) != "torch.utils.checkpoint":
+        return None
+    names = getclosurevars(inner).nonlocals
+    if "frame" in names:
+        return CheckpointedRun(names["frame"], None)
+    if "target_frame_ref" in names:
+        return CheckpointedRun(names["target_frame_ref"](), inner)
+    raise RuntimeError(f"torch {torch.__version__} checkpoints in a way that is not known: {inner}")
 
 
 def allow_foreach(cls: type) -> None:
