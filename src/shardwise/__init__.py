@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         from_callback,
     )
     from shardwise.sharded_tensor.implicit import implicit_comm
+    from shardwise.sharded_tensor.local_map import local_map
     from shardwise.sharded_tensor.plain_inputs import plain_inputs
     from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
@@ -66,6 +67,7 @@ __all__ = [
     "implicit_comm",
     "init_single",
     "load_with_process_group",
+    "local_map",
     "manual_seed",
     "on_rank",
     "parse_spec",
@@ -99,6 +101,7 @@ _HOMES = {
         "from_callback",
     ],
     "shardwise.sharded_tensor.implicit": ["implicit_comm"],
+    "shardwise.sharded_tensor.local_map": ["local_map"],
     "shardwise.sharded_tensor.plain_inputs": ["plain_inputs"],
     "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],

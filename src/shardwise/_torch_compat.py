@@ -21,6 +21,7 @@ from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_typ
 from torch.utils._foreach_utils import _foreach_supported_types as _utils_foreach_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ __all__ = [
     "HashStore",
     "MeshPlacementTypes",
     "RandomMarks",
+    "StopRecomputation",
     "Store",
     "TorchDispatchMode",
     "active_transform",
