@@ -39,6 +39,7 @@ __all__ = [
     "allow_foreach",
     "checkpointed_runs",
     "current_backward",
+    "elementwise_kernel",
     "fan_of",
     "foreach_copy",
     "forget_rpc_groups",
@@ -132,6 +133,14 @@ def current_backward() -> int:
     """A number for the backward that runs now, another for each; -1 outside of any."""
     private: Any = torch._C
     return int(private._current_graph_task_id())
+
+
+def elementwise_kernel(code: str, *, num_outputs: int, **numbers: int) -> Any:
+    """A function of CUDA tensors from the C++ code for one element, compiled when it is called.
+
+    `numbers` are arguments that are no tensors, and their defaults.
+    """
+    return torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs, **numbers)
 
 
 def fan_of(tensor: torch.Tensor, mode: str) -> int:

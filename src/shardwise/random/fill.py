@@ -396,13 +396,15 @@ def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array
     most_blocks = _most_blocks(rows.length, per_block)
     first = rows.first // per_block
     spanned = rows.last // per_block + 1 - first
-    cost = min(cost_of_run(most_blocks), cost_at_once(most_blocks))  # [Note: ways to the words]
-    if device.type == "cpu" and spanned <= rows.count * cost:
-        words = _cut(philox.run(first, spanned), bits)
+    on_cpu = device.type == "cpu"
+    # [Note: ways to the words]; elsewhere a block costs less than to find its place.
+    cost = min(cost_of_run(most_blocks), cost_at_once(most_blocks)) if on_cpu else 4 * most_blocks
+    if spanned <= rows.count * cost:
+        words = _cut(philox.run(first, spanned, device), bits)
         if rows.count == 1:
             return words[rows.first % per_block :][: rows.length]
         places = rows.starts(device) - first * per_block
-    elif device.type == "cpu" and cost == cost_of_run(most_blocks):
+    elif on_cpu and cost == cost_of_run(most_blocks):
         blocks, places = np.divmod(rows.starts(device), per_block)
         words = _cut(philox.runs(blocks.tolist(), most_blocks), bits)
         offset = rows.offset(per_block)
