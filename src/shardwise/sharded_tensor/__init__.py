@@ -5,6 +5,8 @@ from shardwise.sharded_tensor import (  # noqa: F401
     autograd,
     comparing,
     copying,
+    draws,
+    dropout,
     fallback,
     foreach,
     inspecting,
