@@ -69,6 +69,7 @@ class Reduced:
     dims: tuple[int, ...]  # ascending
     keepdim: bool = False
     width: int = 1  # what is left of a reduced dim, if it is kept
+    group: tuple[int, int] | None = None  # a dim that is kept, of so many neighbours one
 
     @property
     def is_full(self) -> bool:
@@ -77,12 +78,16 @@ class Reduced:
     @property
     def count(self) -> int:
         """How many elements make one of the result."""
-        return math.prod(self.shape[dim] for dim in self.dims)
+        count = math.prod(self.shape[dim] for dim in self.dims)
+        return count if self.group is None else count * self.group[1]
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
         """Of the result, if reduced dims are kept."""
-        return tuple(self.width if d in self.dims else n for d, n in enumerate(self.shape))
+        kept = [self.width if d in self.dims else n for d, n in enumerate(self.shape)]
+        if self.group is not None:
+            kept[self.group[0]] //= self.group[1]
+        return tuple(kept)
 
     def squeezed(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """What is one per dim of the tensor, for the dims of the result."""
@@ -153,10 +158,12 @@ def reduced_of(
 def kept_box(box: Box, reduced: Reduced) -> Box:
     """The part of the result that a box has a share of, reduced dims kept."""
     dims, width = reduced.dims, reduced.width
-    return Box(
-        tuple(0 if d in dims else low for d, low in enumerate(box.start)),
-        tuple(width if d in dims else high for d, high in enumerate(box.stop)),
-    )
+    start = [0 if d in dims else low for d, low in enumerate(box.start)]
+    stop = [width if d in dims else high for d, high in enumerate(box.stop)]
+    if reduced.group is not None:
+        dim, size = reduced.group
+        start[dim], stop[dim] = start[dim] // size, -(-stop[dim] // size)
+    return Box(tuple(start), tuple(stop))
 
 
 def terms_of(layout: Layout, reduced: Reduced, rank: int, *, along: int | None = None) -> Terms:
@@ -253,16 +260,15 @@ def _replicated(shape: tuple[int, ...], ranks: Sequence[int]) -> Layout:
 
 def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> Decision:
     """Every rank computes all of it: what tensors without elements need, which cost nothing."""
-    operand = call.operands[0]
     results = outlines(call)
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
-        return [[result] for result in _listed(invoke(pieces[0][0]))]
+        return [[result] for result in _listed(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
-        (Need(_replicated(operand.shape, call.ranks)),),
+        tuple(Need(_replicated(operand.shape, call.ranks)) for operand in call.operands),
         tuple(_replicated(tuple(result.shape), call.ranks) for result in results),
         kernel,
         pack=pack,

@@ -1,0 +1,171 @@
+"""Softmax and its logarithm: torch's kernel where the dim is whole, else of every piece.
+
+[Note: softmax of pieces] All that others need of a piece is its log-sum-exp. With L the log-sum-exp
+of those of all pieces, the logarithm of the softmax is x - L on every piece.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from shardwise.call_site import user_level
+from shardwise.ops.names import functions_named
+from shardwise.ops.reduction import (
+    Reduced,
+    decide_whole,
+    everywhere,
+    outlines,
+    phantom_of_one,
+    terms_of,
+)
+from shardwise.ops.rule import Operand, Rule, composite, register
+from shardwise.ops.statistics import Finish, decide_with_statistics, wide
+
+if TYPE_CHECKING:
+    from shardwise.geometry import Box
+    from shardwise.ops.rule import Call, Decision
+
+__all__ = ["log_sum_exp_of_piece"]
+
+
+class _LogSumExp(torch.autograd.Function):
+    """The log-sum-exp of a piece, which keeps its softmax for backward.
+
+    Where all elements are -inf, it is too, and 0 stands for the softmax: other pieces may have
+    larger elements.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        top = x.amax(dim, keepdim=True)
+        own = torch.softmax(x, dim)
+        # The largest is exp(0) / sum, which saves a pass over the exponents.
+        total = top - own.amax(dim, keepdim=True).log()
+        is_low = top == -math.inf
+        if not is_low.is_cpu or is_low.any():
+            own.masked_fill_(is_low, 0.0)
+            total.masked_fill_(is_low, -math.inf)
+        ctx.save_for_backward(x, own)
+        ctx.dim = dim
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, own = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of gradients follow from x
+            is_low = x.detach().amax(ctx.dim, keepdim=True) == -math.inf
+            own = torch.softmax(x.masked_fill(is_low, 0.0), ctx.dim).masked_fill(is_low, 0.0)
+        return own * grad, None
+
+
+def log_sum_exp_of_piece(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The log-sum-exp of a piece along `dim`, which is kept. [Note: softmax of pieces]"""
+    found: torch.Tensor = _LogSumExp.apply(x, dim)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Given(NamedTuple):
+    """The arguments of a softmax."""
+
+    input: Any
+    dim: Any
+    dtype: torch.dtype | None = None
+
+
+def _decide(call: Call, *, is_log: bool) -> Decision | None:
+    named = dict(call.kwargs)
+    if "self" in named:
+        named["input"] = named.pop("self")
+    if named.pop("out", None) is not None or not set(named) <= set(_Given._fields):
+        return None
+    given = _Given(*call.args, **named)
+    if len(call.operands) != 1 or not isinstance(given.input, Operand) or type(given.dim) is not int:
+        return None
+    outlines(call)  # raises what torch raises
+    x = given.input
+    if not math.prod(x.shape):
+        return everywhere(call)
+    layout = x.layout.bar
+    dim = given.dim % max(len(x.shape), 1)
+    if not x.shape or layout.is_whole(dim):
+        size, dims = (x.shape[dim], (dim,)) if x.shape else (1, ())
+        along = Reduced(x.shape, dims, keepdim=True, width=size)
+        terms = terms_of(layout, along, call.rank)
+        return decide_whole(call, terms, layout, phantom=phantom_of_one(call))
+    terms = terms_of(layout, Reduced(x.shape, (dim,), keepdim=True), call.rank)
+    return decide_with_statistics(call, terms, layout, _finish(dim, given.dtype, is_log=is_log))
+
+
+def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
+    def statistics_dtype(given: torch.dtype) -> torch.dtype:
+        return wide(given if dtype is None else dtype)
+
+    def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
+        return log_sum_exp_of_piece(piece, dim).unsqueeze(0)
+
+    def end(piece: torch.Tensor, statistics: torch.Tensor, box: Box) -> torch.Tensor:
+        found = piece - statistics[0]
+        return found if is_log else found.exp_()
+
+    def unit(ones: torch.Tensor) -> torch.Tensor:
+        # By autocast, too: of a call with a dtype it is that one.
+        return torch.softmax(ones, 0, dtype)
+
+    return Finish(start, lambda slots: slots.logsumexp(0), (-math.inf,), end, unit, statistics_dtype)
+
+
+for _name in ("softmax", "log_softmax"):
+    _functions = [f for f in functions_named([_name]) if f is not getattr(F, _name)]
+
+    def _decided(call: Call, is_log: bool = _name == "log_softmax") -> Decision | None:
+        return _decide(call, is_log=is_log)
+
+    register(Rule(_name, _decided), _functions)
+
+
+def _usual_dim(name: str, ndim: int) -> int:
+    """The dim that torch takes if none is given, and warns."""
+    warnings.warn(
+        f"Implicit dimension choice for {name} has been deprecated. Change the call to include "
+        "dim=X as an argument.",
+        stacklevel=user_level(),
+    )
+    return 0 if ndim in (0, 1, 3) else 1
+
+
+@composite("softmax", [F.softmax])
+def _softmax(
+    input: torch.Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    dim = _usual_dim("softmax", input.dim()) if dim is None else dim
+    return torch.softmax(input, dim) if dtype is None else torch.softmax(input, dim, dtype)
+
+
+@composite("log_softmax", [F.log_softmax])
+def _log_softmax(
+    input: torch.Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    dim = _usual_dim("log_softmax", input.dim()) if dim is None else dim
+    return torch.log_softmax(input, dim) if dtype is None else torch.log_softmax(input, dim, dtype)
+
+
+@composite("softmin", [F.softmin])
+def _softmin(
+    input: torch.Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    dim = _usual_dim("softmin", input.dim()) if dim is None else dim
+    return torch.softmax(-input, dim) if dtype is None else torch.softmax(-input, dim, dtype)

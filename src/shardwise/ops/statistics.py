@@ -1,0 +1,261 @@
+"""Functions that need statistics of dims and give a tensor of the operand's own layout.
+
+Softmax and normalisations: every rank makes partial statistics of its pieces, these are exchanged
+as slots ([Note: cells and terms] in `reduction.py`), and every rank finishes its own pieces with
+them. The gradients of the statistics come back in one exchange too: each piece is one use of them.
+
+Operands *beside* the tensor, as a weight per channel or targets, have some of its dims; a piece is
+finished with the part that lies beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from shardwise.geometry import Box, Layout
+from shardwise.ops.pointwise import needed_beside
+from shardwise.ops.reduction import Fold, kept_box, slots_of, tie_of
+from shardwise.ops.rule import Decision, Need, Operand, Then
+from shardwise.ops.work import Use, need_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardwise.ops.pointwise import Spot
+    from shardwise.ops.reduction import Terms
+    from shardwise.ops.rule import Call
+
+__all__ = ["Beside", "Finish", "Slots", "beside", "decide_with_statistics", "needed_slots", "wide"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which statistics of numbers of `dtype` lose nothing that matters."""
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+# -- operands beside the tensor --------------------------------------------------------------------
+
+
+class Beside(NamedTuple):
+    """What the pieces of a tensor need of an operand that has some of its dims."""
+
+    need: Need
+    dims: tuple[int, ...]  # of the tensor, one per dim of the operand
+    ndim: int  # of the tensor
+    spots: tuple[Spot, ...]  # per local box of the tensor
+
+    def parts(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The part for each local box of the tensor, which broadcasts against its piece."""
+        if not self.spots:
+            return []
+        wides = [piece.reshape(_spread(piece.shape, self.dims, self.ndim, 1)) for piece in pieces]
+        return [spot.of(wides) for spot in self.spots]
+
+
+def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
+    """What the boxes of `layout` need of an operand whose dims are `dims` of its tensor."""
+    ndim = layout.ndim
+    wider = Operand(_widened(operand.layout, dims, ndim), operand.dtype, operand.is_plain)
+    (needed, work), spots = needed_beside(wider, layout, None, rank)
+    narrow = Need(_narrowed(needed, dims), None if work is None else _narrowed(work, dims))
+    return Beside(narrow, dims, ndim, spots)
+
+
+def _spread(sizes: Sequence[int], dims: Sequence[int], ndim: int, other: int) -> tuple[int, ...]:
+    found = [other] * ndim
+    for dim, size in zip(dims, sizes, strict=True):
+        found[dim] = size
+    return tuple(found)
+
+
+def _widened(layout: Layout, dims: tuple[int, ...], ndim: int) -> Layout:
+    """With the dims that the operand does not have, of size 1."""
+    return _mapped(layout, lambda sizes, other: _spread(sizes, dims, ndim, other))
+
+
+def _narrowed(layout: Layout, dims: tuple[int, ...]) -> Layout:
+    return _mapped(layout, lambda sizes, _: tuple(sizes[dim] for dim in dims))
+
+
+def _mapped(
+    layout: Layout, change: Callable[[tuple[int, ...], int], tuple[int, ...]]
+) -> Layout:
+    boxes = [Box(change(box.start, 0), change(box.stop, 1)) for box in layout.boxes]
+    shape = change(layout.shape, 1)
+    return Layout(shape, boxes, layout.owners, terms=layout.terms, pending=layout.pending)
+
+
+# -- slots where pieces need them ------------------------------------------------------------------
+
+
+class Slots(NamedTuple):
+    """All slots of the cells that local pieces have shares of, where the pieces use them."""
+
+    need: Need
+    # Per local piece: its cells, the received piece with their slots, and its own term there.
+    places: tuple[tuple[tuple[Box, int, int], ...], ...]
+
+
+def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> Slots:
+    """The slots, a tensor of `shape`, on the ranks that have shares; each piece is a use of them."""
+    count, width = shape[:2]
+
+    def whole(cell: Box) -> Box:
+        return Box((0, 0, *cell.start), (count, width, *cell.stop))
+
+    uses = []
+    cells = [cell for cell in terms.holders if cell.volume]
+    for box, owner, _ in layout:
+        if box.volume:
+            part = kept_box(box, terms.reduced)
+            uses += [Use(whole(cell), owner, box) for cell in cells if part.contains(cell)]
+    need, place = need_of(shape, uses, rank)
+    boxes = layout.boxes_of(rank)
+    found: list[list[tuple[Box, int, int]]] = [[] for _ in boxes]
+    for (cell, term), shares in terms.shares.items():
+        for share in shares:
+            number = place[whole(cell), boxes[share.piece]]
+            found[share.piece].append((cell, number, term))
+    return Slots(need, tuple(map(tuple, found)))
+
+
+# -- decisions -------------------------------------------------------------------------------------
+
+
+class Finish(NamedTuple):
+    """How pieces are computed, before and after statistics are exchanged.
+
+    Pieces are of the dtype of the statistics, and the result becomes that of `unit`. Statistics are tensors of (values, dims of the tensor, reduced ones kept).
+    """
+
+    start: Callable[[torch.Tensor, Box], torch.Tensor]  # a piece and its box -> its statistics
+    merge: Callable[[torch.Tensor], torch.Tensor]  # one per slot of a new first dim -> one
+    identity: tuple[float, ...]  # the values that change nothing, one per value
+    end: Callable[..., torch.Tensor]  # a piece, the statistics, its box, what is beside it
+    unit: Callable[[torch.Tensor], torch.Tensor]  # the function on ones, which tells its dtype
+    dtype: Callable[[torch.dtype], torch.dtype] = wide  # of the statistics, from the tensor's
+    # The statistics of a cell -> more results, reduced dims kept, without gradients.
+    more: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
+    num_more: int = 0
+
+    def result_dtype(self, piece: torch.Tensor, ndim: int) -> torch.dtype:
+        """That of the result, now: autocast may change it."""
+        return self.unit(piece.detach().new_ones((1,) * ndim)).dtype
+
+
+def decide_with_statistics(
+    call: Call, terms: Terms, layout: Layout, finish: Finish, besides: Sequence[Beside] = ()
+) -> Decision:
+    """Every rank's partial statistics, exchanged, and the result where the pieces are."""
+    rank, boxes = call.rank, layout.boxes_of(call.rank)
+    made = slots_of(terms, _as_fold(finish), layout, rank)
+    slots = needed_slots(terms, layout, made.layouts[0].shape, rank)
+    results = terms.layout(None) if terms.is_whole else terms.layout("sum").bar
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        # Once for both ends, so that the parts of a gradient are added before they are rounded.
+        wides = [piece.to(finish.dtype(piece.dtype)) for piece in pieces[0]]
+        partials = [
+            finish.start(piece, box) if box.volume else phantom(piece)[0]
+            for piece, box in zip(wides, boxes, strict=True)
+        ]
+        return [*made.kernel([partials], invoke), wides]
+
+    def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
+        return [tie_of(ties[:1], finish.dtype(ties[0].dtype))] * 2
+
+    def end(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        received, wides, given, *others = pieces
+        parts = [one.parts(held) for one, held in zip(besides, others, strict=True)]
+        rows = zip(wides, *parts, strict=True)
+        known = _Known(finish.merge, received)
+        dtype = finish.result_dtype(given[0], layout.ndim)
+        found = []
+        for (piece, *aside), box, places in zip(rows, boxes, slots.places, strict=True):
+            if box.volume:
+                statistics = known.of_box(places, kept_box(box, terms.reduced))
+                found.append(finish.end(piece, statistics, box, *aside).to(dtype))
+            else:  # in the graph of the statistics all the same
+                found.append(tie_of([*received, piece], dtype).reshape(box.shape))
+        return [found, *_more(finish, terms, results.boxes_of(rank), slots, known)]
+
+    def phantom_of_end(*ties: torch.Tensor) -> list[torch.Tensor]:
+        more = [tie_of([ties[0].detach()], ties[0].dtype)] * finish.num_more
+        return [tie_of(ties, finish.result_dtype(ties[2], layout.ndim)), *more]
+
+    return Decision(
+        (Need(layout), *[one.need for one in besides]),
+        (*made.layouts, layout),
+        kernel,
+        then=Then(
+            (slots.need, Need(layout)),
+            (layout, *[results] * finish.num_more),
+            end,
+            phantom_of_end,
+            tuple(range(1 + len(besides))),
+        ),
+        phantom=phantom,
+    )
+
+
+def _as_fold(finish: Finish) -> Fold:
+    """How partials that are made already become slots."""
+    return Fold(
+        lambda partial, _: (partial,),
+        lambda partials: (finish.merge(partials[0]),),
+        lambda partial: partial,
+        lambda _: (finish.identity,),
+    )
+
+
+class _Known:
+    """Statistics of cells, merged when they are asked for."""
+
+    def __init__(
+        self, merge: Callable[[torch.Tensor], torch.Tensor], received: Sequence[torch.Tensor]
+    ) -> None:
+        self._merge, self._received = merge, received
+        self._merged: dict[int, torch.Tensor] = {}
+
+    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Of a cell without elements."""
+        return self._received[0].detach().new_empty(shape)
+
+    def of_cell(self, number: int) -> torch.Tensor:
+        if number not in self._merged:
+            self._merged[number] = self._merge(self._received[number])
+        return self._merged[number]
+
+    def of_box(self, places: Sequence[tuple[Box, int, int]], part: Box) -> torch.Tensor:
+        """The statistics of a part of the result, from those of its cells."""
+        if len(places) == 1:
+            return self.of_cell(places[0][1])
+        first = self.of_cell(places[0][1])
+        found = first.detach().new_empty((len(first), *part.shape))
+        for cell, number, _ in places:
+            found[(slice(None), *cell.relative_to(part).slices())] = self.of_cell(number)
+        return found
+
+
+def _more(
+    finish: Finish, terms: Terms, boxes: Sequence[Box], slots: Slots, known: _Known
+) -> list[list[torch.Tensor]]:
+    """The further results, one per local cell."""
+    if finish.more is None:
+        return []
+    of_box = {terms.reduced.result_box(cell): cell for cell in terms.holders}
+    numbers = {cell: number for places in slots.places for cell, number, _ in places}
+    rows = []
+    for box in boxes:
+        if box.volume:
+            statistics = known.of_cell(numbers[of_box[box]]).detach()
+            rows.append([one.reshape(box.shape) for one in finish.more(statistics)])
+        else:
+            rows.append([known.empty(box.shape)] * finish.num_more)
+    return [list(column) for column in zip(*rows, strict=True)]
