@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Fold",
+    "Prepared",
     "Reduced",
     "Share",
     "Slots",
     "Terms",
     "decide_fold",
+    "decide_slots",
     "decide_terms",
     "decide_whole",
     "dtype_now",
@@ -277,11 +279,12 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
 
 def outlines(call: Call) -> list[torch.Tensor]:
     """What the call gives, without data; raises what torch raises."""
+    has_elements = all(math.prod(operand.shape) for operand in call.operands)
 
     def outline(value: Any) -> Any:
         if isinstance(value, Operand):
             # On the CPU there are the errors that people know.
-            device = "meta" if math.prod(value.shape) else "cpu"
+            device = "meta" if has_elements else "cpu"
             return torch.empty(value.shape, dtype=value.dtype, device=device)
         return value
 
@@ -494,6 +497,28 @@ def decide_fold(
     if terms.is_whole and not fold.is_own:
         phantom_of_fold = _phantom_of_fold(fold, layout.ndim)
         return decide_whole(call, terms, layout, pack, phantom_of_fold)
+    return decide_slots(call, terms, layout, fold, pack=pack)
+
+
+class Prepared(NamedTuple):
+    """What a fold is of, if not of the pieces of one operand."""
+
+    needs: tuple[Need, ...]  # one per operand
+    pieces: Callable[[Sequence[Sequence[torch.Tensor]]], list[torch.Tensor]]  # one per local box
+    dtype: torch.dtype  # of what it makes
+
+
+def decide_slots(
+    call: Call,
+    terms: Terms,
+    layout: Layout,
+    fold: Fold,
+    *,
+    prepared: Prepared | None = None,
+    pack: Callable[[list[Any]], Any] | None = None,
+) -> Decision:
+    """The partials of pieces in `layout` as slots, brought together, and the results of them."""
+    reduced = terms.reduced
     slots = slots_of(terms, fold, layout, call.rank)
     everybody = call.ranks if reduced.is_full else None
     together = [_together(terms, width, everybody) for width in slots.widths]
@@ -515,12 +540,22 @@ def decide_fold(
         ]
         return [tie_of(ties, one.dtype) for one in fold.final(tuple(units))]
 
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        made = pieces if prepared is None else [prepared.pieces(pieces)]
+        return slots.kernel(made, invoke)
+
+    def phantom_of_slots(*ties: torch.Tensor) -> list[torch.Tensor]:
+        x = ties[0] if prepared is None else tie_of(ties, prepared.dtype)
+        return slots.phantom(x)
+
     return Decision(
-        (Need(layout),),
+        (Need(layout),) if prepared is None else prepared.needs,
         slots.layouts,
-        slots.kernel,
+        kernel,
         then=Then(tuple(map(Need, together)), (result,) * count, finish, phantom),
-        phantom=slots.phantom,
+        phantom=phantom_of_slots,
         pack=pack,
     )
 

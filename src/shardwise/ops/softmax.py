@@ -30,26 +30,38 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision
 
-__all__ = ["log_sum_exp_of_piece"]
+__all__ = ["softmax_again", "softmax_of_piece"]
+
+
+def softmax_of_piece(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A piece's own softmax, and its log-sum-exp; values only.
+
+    Where all elements are -inf, the log-sum-exp is too, and 0 stands for the softmax: other pieces
+    may have larger elements.
+    """
+    top = x.amax(dim, keepdim=True)
+    own = torch.softmax(x, dim)
+    # The largest is exp(0) / sum, which saves a pass over the exponents.
+    total = top - own.amax(dim, keepdim=True).log()
+    is_low = top == -math.inf
+    if not is_low.is_cpu or is_low.any():
+        own.masked_fill_(is_low, 0.0)
+        total.masked_fill_(is_low, -math.inf)
+    return own, total
+
+
+def softmax_again(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The same softmax, for gradients of gradients: they follow from x."""
+    is_low = x.detach().amax(dim, keepdim=True) == -math.inf
+    return torch.softmax(x.masked_fill(is_low, 0.0), dim).masked_fill(is_low, 0.0)
 
 
 class _LogSumExp(torch.autograd.Function):
-    """The log-sum-exp of a piece, which keeps its softmax for backward.
-
-    Where all elements are -inf, it is too, and 0 stands for the softmax: other pieces may have
-    larger elements.
-    """
+    """The log-sum-exp of a piece, which keeps its softmax for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        top = x.amax(dim, keepdim=True)
-        own = torch.softmax(x, dim)
-        # The largest is exp(0) / sum, which saves a pass over the exponents.
-        total = top - own.amax(dim, keepdim=True).log()
-        is_low = top == -math.inf
-        if not is_low.is_cpu or is_low.any():
-            own.masked_fill_(is_low, 0.0)
-            total.masked_fill_(is_low, -math.inf)
+        own, total = softmax_of_piece(x, dim)
         ctx.save_for_backward(x, own)
         ctx.dim = dim
         return total
@@ -57,16 +69,9 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         x, own = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of gradients follow from x
-            is_low = x.detach().amax(ctx.dim, keepdim=True) == -math.inf
-            own = torch.softmax(x.masked_fill(is_low, 0.0), ctx.dim).masked_fill(is_low, 0.0)
+        if torch.is_grad_enabled():
+            own = softmax_again(x, ctx.dim)
         return own * grad, None
-
-
-def log_sum_exp_of_piece(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The log-sum-exp of a piece along `dim`, which is kept. [Note: softmax of pieces]"""
-    found: torch.Tensor = _LogSumExp.apply(x, dim)  # type: ignore[no-untyped-call]
-    return found
 
 
 class _Given(NamedTuple):
@@ -106,7 +111,8 @@ def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
         return wide(given if dtype is None else dtype)
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
-        return log_sum_exp_of_piece(piece, dim).unsqueeze(0)
+        total: torch.Tensor = _LogSumExp.apply(piece, dim)  # type: ignore[no-untyped-call]
+        return total.unsqueeze(0)
 
     def end(piece: torch.Tensor, statistics: torch.Tensor, box: Box) -> torch.Tensor:
         found = piece - statistics[0]

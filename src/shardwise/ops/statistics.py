@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from shardwise.ops.reduction import Terms
     from shardwise.ops.rule import Call
 
-__all__ = ["Beside", "Finish", "Slots", "beside", "decide_with_statistics", "needed_slots", "wide"]
+__all__ = [
+    "Beside",
+    "Finish",
+    "Slots",
+    "beside",
+    "decide_pieces",
+    "decide_with_statistics",
+    "needed_slots",
+    "wide",
+]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -54,6 +63,12 @@ class Beside(NamedTuple):
             return []
         wides = [piece.reshape(_spread(piece.shape, self.dims, self.ndim, 1)) for piece in pieces]
         return [spot.of(wides) for spot in self.spots]
+
+    def narrow_parts(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same with the operand's own dims."""
+        return [
+            part.reshape([part.shape[dim] for dim in self.dims]) for part in self.parts(pieces)
+        ]
 
 
 def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
@@ -154,7 +169,7 @@ def decide_with_statistics(
     rank, boxes = call.rank, layout.boxes_of(call.rank)
     made = slots_of(terms, _as_fold(finish), layout, rank)
     slots = needed_slots(terms, layout, made.layouts[0].shape, rank)
-    results = terms.layout(None) if terms.is_whole else terms.layout("sum").bar
+    results = terms.layout("sum").bar
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -181,8 +196,8 @@ def decide_with_statistics(
             if box.volume:
                 statistics = known.of_box(places, kept_box(box, terms.reduced))
                 found.append(finish.end(piece, statistics, box, *aside).to(dtype))
-            else:  # in the graph of the statistics all the same
-                found.append(tie_of([*received, piece], dtype).reshape(box.shape))
+            else:  # in the graph of all that is used elsewhere
+                found.append(tie_of([*received, piece, *aside], dtype).reshape(box.shape))
         return [found, *_more(finish, terms, results.boxes_of(rank), slots, known)]
 
     def phantom_of_end(*ties: torch.Tensor) -> list[torch.Tensor]:
@@ -201,6 +216,48 @@ def decide_with_statistics(
             tuple(range(1 + len(besides))),
         ),
         phantom=phantom,
+    )
+
+
+def decide_pieces(
+    call: Call,
+    layout: Layout,
+    besides: Sequence[Beside],
+    unit: Callable[[torch.Tensor], torch.Tensor],
+    local: Callable[..., torch.Tensor] | None = None,
+) -> Decision:
+    """Torch's function on every piece and what is beside it, with no statistics from elsewhere.
+
+    `unit` as that of a `Finish`. `local`, if the function of the call itself will not do, is what
+    it is on a piece: given the box, the piece and what is beside it.
+    """
+    boxes = layout.boxes_of(call.rank)
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        parts = [one.narrow_parts(held) for one, held in zip(besides, pieces[1:], strict=True)]
+        found = []
+        for box, *given in zip(boxes, pieces[0], *parts, strict=True):
+            if box.volume:
+                found.append(invoke(*given) if local is None else local(box, *given))
+            else:
+                found.append(phantom(*given)[0].reshape(box.shape))
+        return [found]
+
+    def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
+        one = ties[0].detach().new_ones((1,) * layout.ndim)
+        return [tie_of(ties, unit(one).dtype)]
+
+    return Decision(
+        (Need(layout), *[one.need for one in besides]),
+        (layout,),
+        kernel,
+        phantom=phantom,
+        is_one_call=local is None
+        and len(boxes) == 1
+        and bool(boxes[0].volume)
+        and all(spot.part is None for one in besides for spot in one.spots),
     )
 
 
@@ -258,4 +315,4 @@ def _more(
             rows.append([one.reshape(box.shape) for one in finish.more(statistics)])
         else:
             rows.append([known.empty(box.shape)] * finish.num_more)
-    return [list(column) for column in zip(*rows, strict=True)]
+    return [[row[k] for row in rows] for k in range(finish.num_more)]
