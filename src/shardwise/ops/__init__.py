@@ -3,6 +3,7 @@
 from shardwise.ops import (  # noqa: F401  # they fill the table
     class_losses,
     elementwise,
+    losses,
     normalizing,
     products,
     reductions,

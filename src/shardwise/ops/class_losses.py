@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
+from shardwise.geometry import Box
 from shardwise.ops.reduction import (
     Fold,
     Prepared,
@@ -26,16 +27,16 @@ from shardwise.ops.reduction import (
     everywhere,
     outlines,
     terms_of,
-    tie_of,
+    unit_of,
 )
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
-from shardwise.ops.softmax import softmax_again, softmax_of_piece
+from shardwise.ops.softmax import softmax_of_piece, softmax_times
 from shardwise.ops.statistics import beside, decide_pieces, wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Box, Layout
+    from shardwise.geometry import Layout
     from shardwise.ops.reduction import Tensors, Terms
     from shardwise.ops.rule import Call, Operand
     from shardwise.ops.statistics import Beside
@@ -101,7 +102,7 @@ def _decide_rows(call: Call) -> Decision | None:
     prepared = Prepared(
         (Need(layout), *[one.need for one in besides]),
         lambda pieces: _prepared(pieces, layout.boxes_of(call.rank), besides, rows),
-        wide(x.dtype),
+        lambda ones: _known_of_ones(ones, rows),
     )
     return decide_slots(call, terms, layout, rows.fold(x), prepared=prepared)
 
@@ -117,6 +118,7 @@ def _decide_whole(
     output = terms.layout(None)
     boxes = output.boxes_of(call.rank)
     cells = {terms.reduced.result_box(cell): cell for cell in terms.holders}
+    options = _Options(*call.args[3:])
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -133,8 +135,11 @@ def _decide_whole(
         return [list(column) for column in zip(*rows, strict=True)]
 
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
-        dtype = _result_dtype(ties[0])
-        return [tie_of(ties[:1], dtype), tie_of([ties[0].detach()], dtype)]
+        ndim = layout.ndim
+        ones = unit_of(ties[:1], (1,) * ndim)
+        target = torch.zeros((1,) * (ndim - 1), dtype=torch.int64, device=ones.device)
+        weight = ones.detach().reshape(1) if len(besides) > 1 else None
+        return [one.reshape(-1)[:0] for one in _row_losses(ones, target, weight, *options)]
 
     return Decision(
         (Need(layout), *[one.need for one in besides]), (output, output), kernel, phantom=phantom
@@ -218,8 +223,15 @@ def _prepared(
         if box.volume:
             found.append(_known_of(piece.to(dtype), box, rows, *aside))
         else:
-            found.append(tie_of([piece], dtype))
+            found.append(_known_of_ones(unit_of([piece], (1,) * piece.ndim), rows)[:0])
     return found
+
+
+def _known_of_ones(ones: torch.Tensor, rows: _Rows) -> torch.Tensor:
+    box = Box.whole(tuple(ones.shape))
+    target = torch.zeros(ones.shape, dtype=torch.int64, device=ones.device)
+    weight = ones.detach() if rows.has_weight else None
+    return _known_of(ones.to(wide(ones.dtype)), box, rows, target, weight)
 
 
 def _known_of(
@@ -274,18 +286,14 @@ class _Values(torch.autograd.Function):
         ctx: Any, of_picked: Any, of_total: Any, of_dense: Any = None
     ) -> tuple[torch.Tensor | None, ...]:
         x, own, index, is_here, weight = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        if own is None or of_total is None:
-            found = torch.zeros_like(x)
-        else:
-            found = (softmax_again(x, ctx.dim) if again else own) * of_total
+        has_total = own is not None and of_total is not None
+        found = softmax_times(ctx, x, own, of_total) if has_total else torch.zeros_like(x)
         if of_picked is not None:
             addend = torch.where(is_here, of_picked, 0.0)
-            add = found.scatter_add if again else found.scatter_add_
-            found = add(ctx.dim, index, addend)
+            # In place also where gradients are followed: nothing so far needs what is overwritten.
+            found.scatter_add_(ctx.dim, index, addend)
         if of_dense is not None:
-            addend = of_dense if weight is None else of_dense * weight
-            found = found + addend if again else found.add_(addend)
+            found.add_(of_dense if weight is None else of_dense * weight)
         return found, None, None, None, None, None, None
 
 
@@ -312,7 +320,7 @@ def _decide_by_classes(call: Call) -> Decision | None:
     layout = x.layout.bar
     dims = (_class_dim(len(x.shape)),)
     besides = [beside(weight, dims, layout, call.rank)]
-    return decide_pieces(call, layout, besides, lambda ones: ones)
+    return decide_pieces(call, layout, besides, _by_classes)
 
 
 register(Rule("cross_entropy", _decide_by_classes), [_by_classes])

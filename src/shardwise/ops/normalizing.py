@@ -99,7 +99,7 @@ def _by_moments(
     reduced: Reduced,
     eps: float,
     affine: _Affine,
-    unit: Callable[[torch.Tensor], torch.Tensor],
+    unit: Callable[..., torch.Tensor],
 ) -> Finish:
     """Mean 0 and variance 1 over the reduced dims, then weight and bias."""
     fold = _moments(reduced.dims)
@@ -170,10 +170,6 @@ def _decide(
     return decide_with_statistics(call, terms, layout, finish, besides)
 
 
-def _unit(ones: torch.Tensor) -> torch.Tensor:
-    return torch.layer_norm(ones, ones.shape)
-
-
 class _Arguments(dict[str, Any]):
     """Arguments of a call by name."""
 
@@ -206,8 +202,13 @@ def _layer_norm(call: Call) -> Decision | None:
     if given is None or not _in_order(call, given):
         return None
     reduced, dims = _last_dims(given)
-    finish = _by_moments(reduced, given.get("eps", 1e-5), given.affine, _unit)
-    return _decide(call, reduced, dims, finish)
+    eps, affine = given.get("eps", 1e-5), given.affine
+
+    def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
+        given = affine.of(aside) if aside else []
+        return torch.layer_norm(ones, (1,) * len(dims), *given)
+
+    return _decide(call, reduced, dims, _by_moments(reduced, eps, affine, unit))
 
 
 def _last_dims(given: _Arguments) -> tuple[Reduced, tuple[int, ...]]:
@@ -233,12 +234,11 @@ def _rms_norm(call: Call) -> Decision | None:
         scale = (statistics[0] / reduced.count + least).rsqrt()
         return _scaled(piece, None, scale, [*affine.of(aside)])
 
-    finish = Finish(start, lambda slots: slots.sum(0), (0.0,), end, _rms_unit)
+    def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
+        return torch.rms_norm(ones, (1,) * len(dims), *aside)
+
+    finish = Finish(start, lambda slots: slots.sum(0), (0.0,), end, unit)
     return _decide(call, reduced, dims, finish)
-
-
-def _rms_unit(ones: torch.Tensor) -> torch.Tensor:
-    return torch.rms_norm(ones, ones.shape)
 
 
 def _group_norm(call: Call) -> Decision | None:
@@ -254,7 +254,10 @@ def _group_norm(call: Call) -> Decision | None:
     def local(box: Box, piece: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
         return torch.group_norm(piece, box.shape[1] // size, *given.affine.of(aside), eps)
 
-    finish = _by_moments(reduced, eps, given.affine, _unit)
+    def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
+        return torch.group_norm(ones, 1, *(given.affine.of(aside) if aside else []))
+
+    finish = _by_moments(reduced, eps, given.affine, unit)
     return _decide(call, reduced, _CHANNELS, finish, local)
 
 
@@ -355,7 +358,13 @@ def _decide_eval(call: Call) -> Decision | None:
     outlines(call)
     layout = x.layout.bar
     besides = [beside(one, _CHANNELS, layout, call.rank) for one in others]
-    return decide_pieces(call, layout, besides, _batch_unit)
+    has = [one is not None for one in call.args[1:-1]]
+
+    def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
+        left = iter(aside)
+        return _known_norm(ones, *[next(left) if one else None for one in has], 1.0)
+
+    return decide_pieces(call, layout, besides, unit)
 
 
 def _known_norm(input: torch.Tensor, *given: Any) -> torch.Tensor:

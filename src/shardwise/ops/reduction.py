@@ -52,6 +52,7 @@ __all__ = [
     "slots_of",
     "terms_of",
     "tie_of",
+    "unit_of",
 ]
 
 Tensors = tuple["torch.Tensor", ...]
@@ -253,6 +254,23 @@ def tie_of(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     return tie
 
 
+def unit_of(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """Ones of the first tensor's dtype, following from all as far as there are gradients.
+
+    What a rank without pieces computes of it has the graph that pieces have elsewhere, so that
+    gradients of gradients meet the same exchanges there.
+    """
+    first = tensors[0]
+    ones = torch.ones(shape, dtype=first.dtype, device=first.device)
+    if first.is_floating_point() or first.is_complex():
+        ones = ones + tie_of(tensors, first.dtype).sum()
+    return ones
+
+
+def _as_tie(result: torch.Tensor) -> torch.Tensor:
+    return result.reshape(-1)[:0]
+
+
 # -- decisions -------------------------------------------------------------------------------------
 
 
@@ -313,8 +331,8 @@ def dtype_now(call: Call, given: torch.dtype, device: torch.device) -> torch.dty
 
 def _phantom_of_fold(fold: Fold, ndim: int) -> Phantom:
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        unit = fold.lift(x.detach().new_ones((1,) * ndim), Box.whole((1,) * ndim))
-        return [tie_of([x], result.dtype) for result in fold.final(unit)]
+        unit = fold.lift(unit_of([x], (1,) * ndim), Box.whole((1,) * ndim))
+        return [_as_tie(result) for result in fold.final(unit)]
 
     return phantom
 
@@ -505,7 +523,7 @@ class Prepared(NamedTuple):
 
     needs: tuple[Need, ...]  # one per operand
     pieces: Callable[[Sequence[Sequence[torch.Tensor]]], list[torch.Tensor]]  # one per local box
-    dtype: torch.dtype  # of what it makes
+    unit: Callable[[torch.Tensor], torch.Tensor]  # what it makes of a tensor of ones
 
 
 def decide_slots(
@@ -535,10 +553,10 @@ def decide_slots(
 
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
         units = [
-            tie.detach().new_ones((width, *(1,) * len(reduced.shape)))
+            unit_of([tie], (1, width, *(1,) * len(reduced.shape)))
             for tie, width in zip(ties, slots.widths, strict=True)
         ]
-        return [tie_of(ties, one.dtype) for one in fold.final(tuple(units))]
+        return [_as_tie(one) for one in fold.final(fold.merge(tuple(units)))]
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -547,8 +565,9 @@ def decide_slots(
         return slots.kernel(made, invoke)
 
     def phantom_of_slots(*ties: torch.Tensor) -> list[torch.Tensor]:
-        x = ties[0] if prepared is None else tie_of(ties, prepared.dtype)
-        return slots.phantom(x)
+        if prepared is None:
+            return slots.phantom(*ties)
+        return [_as_tie(prepared.unit(unit_of(ties, (1,) * layout.ndim)))]
 
     return Decision(
         (Need(layout),) if prepared is None else prepared.needs,
@@ -592,8 +611,7 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
             for box in layout.boxes_of(rank):
                 cell = Box(box.start[2:], box.stop[2:])
                 if not box.volume:
-                    dtype = phantom(pieces[0][0])[number].dtype
-                    made[-1].append(tie_of(pieces[0], dtype).reshape(box.shape))
+                    made[-1].append(phantom(pieces[0][0])[number].reshape(box.shape))
                 elif (shares := terms.shares.get((cell, box.start[0]))) is not None:
                     made[-1].append(_merged(fold, [partial(s) for s in shares])[number])
                 else:
@@ -601,10 +619,8 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
         return made
 
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        ndim = need.ndim
-        with torch.no_grad():
-            unit = fold.lift(x.new_ones((1,) * ndim), Box.whole((1,) * ndim))
-        return [tie_of([x], part.dtype) for part in unit]
+        unit = fold.lift(unit_of([x], (1,) * need.ndim), Box.whole((1,) * need.ndim))
+        return [_as_tie(part) for part in unit]
 
     return Slots(layouts, widths, kernel, phantom)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision
 
-__all__ = ["softmax_again", "softmax_of_piece"]
+__all__ = ["softmax_of_piece", "softmax_times"]
 
 
 def softmax_of_piece(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,10 +50,18 @@ def softmax_of_piece(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Ten
     return own, total
 
 
-def softmax_again(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The same softmax, for gradients of gradients: they follow from x."""
-    is_low = x.detach().amax(dim, keepdim=True) == -math.inf
-    return torch.softmax(x.masked_fill(is_low, 0.0), dim).masked_fill(is_low, 0.0)
+def softmax_times(ctx: Any, x: torch.Tensor, own: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The softmax of a piece times `grad`, in a backward that has kept it as `own`.
+
+    The first time it is written where it was kept, so that a gradient takes no memory of its own;
+    after that, and for gradients of gradients, which follow from x, it is computed again.
+    """
+    if not torch.is_grad_enabled() and not getattr(ctx, "is_spent", False):
+        ctx.is_spent = True
+        return own.data.mul_(grad)  # not counted as a write: nobody reads it any more
+    is_low = x.detach().amax(ctx.dim, keepdim=True) == -math.inf
+    again = torch.softmax(x.masked_fill(is_low, 0.0), ctx.dim).masked_fill(is_low, 0.0)
+    return again * grad
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -68,10 +76,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        x, own = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            own = softmax_again(x, ctx.dim)
-        return own * grad, None
+        return softmax_times(ctx, *ctx.saved_tensors, grad), None
 
 
 class _Given(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 
 from shardwise.geometry import Box, Layout
 from shardwise.ops.pointwise import needed_beside
-from shardwise.ops.reduction import Fold, kept_box, slots_of, tie_of
+from shardwise.ops.reduction import Fold, kept_box, slots_of, unit_of
 from shardwise.ops.rule import Decision, Need, Operand, Then
 from shardwise.ops.work import Use, need_of
 
@@ -151,7 +151,8 @@ class Finish(NamedTuple):
     merge: Callable[[torch.Tensor], torch.Tensor]  # one per slot of a new first dim -> one
     identity: tuple[float, ...]  # the values that change nothing, one per value
     end: Callable[..., torch.Tensor]  # a piece, the statistics, its box, what is beside it
-    unit: Callable[[torch.Tensor], torch.Tensor]  # the function on ones, which tells its dtype
+    # The function on ones, perhaps with ones beside it, which tells its dtype.
+    unit: Callable[..., torch.Tensor]
     dtype: Callable[[torch.dtype], torch.dtype] = wide  # of the statistics, from the tensor's
     # The statistics of a cell -> more results, reduced dims kept, without gradients.
     more: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
@@ -167,6 +168,7 @@ def decide_with_statistics(
 ) -> Decision:
     """Every rank's partial statistics, exchanged, and the result where the pieces are."""
     rank, boxes = call.rank, layout.boxes_of(call.rank)
+    one = Box.whole((1,) * layout.ndim)
     made = slots_of(terms, _as_fold(finish), layout, rank)
     slots = needed_slots(terms, layout, made.layouts[0].shape, rank)
     results = terms.layout("sum").bar
@@ -177,13 +179,18 @@ def decide_with_statistics(
         # Once for both ends, so that the parts of a gradient are added before they are rounded.
         wides = [piece.to(finish.dtype(piece.dtype)) for piece in pieces[0]]
         partials = [
-            finish.start(piece, box) if box.volume else phantom(piece)[0]
+            finish.start(piece, box) if box.volume else started(piece)
             for piece, box in zip(wides, boxes, strict=True)
         ]
         return [*made.kernel([partials], invoke), wides]
 
+    def started(wide: torch.Tensor) -> torch.Tensor:
+        """What stands for the partial of a piece without elements."""
+        return finish.start(unit_of([wide], one.shape), one).reshape(-1)[:0]
+
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
-        return [tie_of(ties[:1], finish.dtype(ties[0].dtype))] * 2
+        wide = ties[0].to(finish.dtype(ties[0].dtype))
+        return [started(wide), wide]
 
     def end(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         received, wides, given, *others = pieces
@@ -196,13 +203,24 @@ def decide_with_statistics(
             if box.volume:
                 statistics = known.of_box(places, kept_box(box, terms.reduced))
                 found.append(finish.end(piece, statistics, box, *aside).to(dtype))
-            else:  # in the graph of all that is used elsewhere
-                found.append(tie_of([*received, piece, *aside], dtype).reshape(box.shape))
+            else:
+                found.append(ended(received, piece, aside).to(dtype).reshape(box.shape))
         return [found, *_more(finish, terms, results.boxes_of(rank), slots, known)]
 
+    def ended(
+        received: Sequence[torch.Tensor], wide: torch.Tensor, aside: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """What stands for the result of a piece without elements."""
+        slot = unit_of(received, (1, len(finish.identity), *one.shape))
+        units = [unit_of([part], one.shape) for part in aside]
+        found = finish.end(unit_of([wide], one.shape), finish.merge(slot), one, *units)
+        return found.reshape(-1)[:0]
+
     def phantom_of_end(*ties: torch.Tensor) -> list[torch.Tensor]:
-        more = [tie_of([ties[0].detach()], ties[0].dtype)] * finish.num_more
-        return [tie_of(ties, finish.result_dtype(ties[2], layout.ndim)), *more]
+        received, wide, given, *aside = ties
+        dtype = finish.result_dtype(given, layout.ndim)
+        more = [received.detach().reshape(-1)[:0]] * finish.num_more
+        return [ended([received], wide, aside).to(dtype), *more]
 
     return Decision(
         (Need(layout), *[one.need for one in besides]),
@@ -223,7 +241,7 @@ def decide_pieces(
     call: Call,
     layout: Layout,
     besides: Sequence[Beside],
-    unit: Callable[[torch.Tensor], torch.Tensor],
+    unit: Callable[..., torch.Tensor],
     local: Callable[..., torch.Tensor] | None = None,
 ) -> Decision:
     """Torch's function on every piece and what is beside it, with no statistics from elsewhere.
@@ -246,8 +264,9 @@ def decide_pieces(
         return [found]
 
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
-        one = ties[0].detach().new_ones((1,) * layout.ndim)
-        return [tie_of(ties, unit(one).dtype)]
+        shapes = [(1,) * layout.ndim, *[(1,) * len(one.dims) for one in besides]]
+        units = [unit_of([tie], shape) for tie, shape in zip(ties, shapes, strict=True)]
+        return [unit(*units).reshape(-1)[:0]]
 
     return Decision(
         (Need(layout), *[one.need for one in besides]),
