@@ -39,6 +39,15 @@ def _first(*given: Shape) -> Shape | None:
     return given[0] if _broadcast(*given) == given[0] else None
 
 
+def _same(*given: Shape) -> Shape | None:
+    return given[0] if len(set(given)) == 1 else None
+
+
+def _with_elements(given: Shape) -> Shape | None:
+    """Of functions that torch has for such tensors only."""
+    return given if given and 0 not in given else None
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -80,6 +89,11 @@ OPS = [
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
+    Op("softmax", 1, lambda x: x.softmax(-1)),
+    Op("log_softmax", 1, lambda x: F.log_softmax(x, 0)),
+    Op("layer_norm", 1, lambda x: F.layer_norm(x, x.shape[-1:], eps=1.0), _with_elements),
+    Op("rms_norm", 1, lambda x: F.rms_norm(x, x.shape, eps=1.0), _with_elements),
+    Op("mse_loss", 2, lambda x, y: F.mse_loss(x, y, reduction="none"), _same),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 

@@ -1,10 +1,10 @@
 """cross_entropy and nll_loss: where classes are cut, logits stay where they are.
 
-[Note: losses of classes] With L the log-sum-exp of the logits of a row, its loss is L minus the logit
-of the target. Of a piece that has some of the classes others need its own log-sum-exp, the logit of the
-target if that is one of them, and what weights and label smoothing ask for: a few numbers per row,
-which travel once. Ranks that hold parts of a row then compute the same loss, so its gradient is on
-each of them, and the gradient of a piece needs nothing from elsewhere.
+[Note: losses of classes] With L the log-sum-exp of the logits of a row, its loss is L minus the
+logit of the target. Of a piece that has some of the classes others need its own log-sum-exp, the
+logit of the target if that is one of them, and what weights and label smoothing ask for: a few
+numbers per row, which travel once. Ranks that hold parts of a row then compute the same loss, so
+its gradient is on each of them, and the gradient of a piece needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def _class_dim(ndim: int) -> int:
     return min(ndim - 1, 1)
 
 
-def _decide_whole(
-    call: Call, terms: Terms, layout: Layout, besides: Sequence[Beside]
-) -> Decision:
+def _decide_whole(call: Call, terms: Terms, layout: Layout, besides: Sequence[Beside]) -> Decision:
     """All classes of a row are in one piece: torch's own function on every piece."""
     output = terms.layout(None)
     boxes = output.boxes_of(call.rank)

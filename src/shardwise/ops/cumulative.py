@@ -72,7 +72,10 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
         (*slots.layouts, layout),
         kernel,
         then=Then(
-            (totals_of.need, Need(layout)), (layout,), add, lambda *ties: [tie_of(ties, ties[-1].dtype)]
+            (totals_of.need, Need(layout)),
+            (layout,),
+            add,
+            lambda *ties: [tie_of(ties, ties[-1].dtype)],
         ),
         phantom=phantom,
     )

@@ -177,8 +177,8 @@ def _kl_div(
     is_batchmean = reduction == "batchmean" and size_average is None and reduce is None
     if reduction == "mean" and size_average is None and reduce is None:
         warnings.warn(
-            "reduction: 'mean' divides the total loss by both the batch size and the support size."
-            "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
+            "reduction: 'mean' divides the total loss by both the batch size and the support size. "
+            "'batchmean' divides only by the batch size, as the KL divergence is defined.",
             stacklevel=user_level(),
         )
     reduction = "sum" if is_batchmean else reduction_of(reduction, size_average, reduce)

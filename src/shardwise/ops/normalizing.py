@@ -1,12 +1,13 @@
 """Normalisations: torch's kernel where what is normalised is whole, else by exchanged statistics.
 
-What travels of a piece are its number of elements, mean and sum of squared deviations (of `rms_norm`
-the sum of squares), and back the gradients of these.
+What travels of a piece are its number of elements, mean and sum of squared deviations (the sum of
+squares for `rms_norm`), and back the gradients of these.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from shardwise.errors import OpError
 from shardwise.ops import folds
-from shardwise.ops.reduction import Reduced, everywhere, outlines, terms_of
+from shardwise.ops.reduction import Fold, Reduced, everywhere, outlines, terms_of
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
 
@@ -90,7 +91,7 @@ class _Affine(NamedTuple):
         return [next(left) if has else None for has in self]
 
 
-def _moments(dims: tuple[int, ...]) -> folds.Fold:
+def _moments(dims: tuple[int, ...]) -> Fold:
     """Count, sum of squared deviations and mean over these dims."""
     return folds.moments(Reduced((), dims), [], 0, is_std=False, is_complex=False)
 
@@ -129,7 +130,7 @@ def _group_moments(piece: torch.Tensor, box: Box, size: int) -> list[torch.Tenso
     edges = sorted({low, high, *(edge for edge in inner if low <= edge <= high)})
     fold = _moments(tuple(range(2, piece.ndim + 1)))
     found = []
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         part = piece.narrow(1, first - low, last - first)
         count = max((last - first) // size, 1)
         grouped = part.reshape(len(part), count, (last - first) // count, *part.shape[2:])
@@ -205,8 +206,8 @@ def _layer_norm(call: Call) -> Decision | None:
     eps, affine = given.get("eps", 1e-5), given.affine
 
     def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        given = affine.of(aside) if aside else []
-        return torch.layer_norm(ones, (1,) * len(dims), *given)
+        weight, bias = affine.of(aside) if aside else (None, None)
+        return torch.layer_norm(ones, (1,) * len(dims), weight, bias)
 
     return _decide(call, reduced, dims, _by_moments(reduced, eps, affine, unit))
 
@@ -235,7 +236,7 @@ def _rms_norm(call: Call) -> Decision | None:
         return _scaled(piece, None, scale, [*affine.of(aside)])
 
     def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        return torch.rms_norm(ones, (1,) * len(dims), *aside)
+        return torch.rms_norm(ones, (1,) * len(dims), aside[0] if aside else None)
 
     finish = Finish(start, lambda slots: slots.sum(0), (0.0,), end, unit)
     return _decide(call, reduced, dims, finish)
@@ -252,10 +253,12 @@ def _group_norm(call: Call) -> Decision | None:
     reduced = Reduced(shape, dims, keepdim=True, group=(1, max(size, 1)))
 
     def local(box: Box, piece: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        return torch.group_norm(piece, box.shape[1] // size, *given.affine.of(aside), eps)
+        weight, bias = given.affine.of(aside)
+        return torch.group_norm(piece, box.shape[1] // size, weight, bias, eps)
 
     def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        return torch.group_norm(ones, 1, *(given.affine.of(aside) if aside else []))
+        weight, bias = given.affine.of(aside) if aside else (None, None)
+        return torch.group_norm(ones, 1, weight, bias)
 
     finish = _by_moments(reduced, eps, given.affine, unit)
     return _decide(call, reduced, _CHANNELS, finish, local)
@@ -375,8 +378,8 @@ def _known_norm(input: torch.Tensor, *given: Any) -> torch.Tensor:
             _known_norm, tensors, input, *given
         )
         return found
-    *known, eps = given
-    return torch.batch_norm(input, *known, False, 0.0, eps, False)
+    weight, bias, mean, var, eps = given
+    return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, eps, False)
 
 
 def _brought(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -462,7 +465,7 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     if not use_input_stats:
-        return _batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = tuple(range(2, input.dim()))
     if math.prod(input.shape[2:]) == 1:
         raise OpError(

@@ -552,9 +552,9 @@ def decide_slots(
         return [list(column) for column in zip(*rows, strict=True)]
 
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
+        kept = [reduced.width if d in reduced.dims else 1 for d in range(len(reduced.shape))]
         units = [
-            unit_of([tie], (1, width, *(1,) * len(reduced.shape)))
-            for tie, width in zip(ties, slots.widths, strict=True)
+            unit_of([tie], (1, width, *kept)) for tie, width in zip(ties, slots.widths, strict=True)
         ]
         return [_as_tie(one) for one in fold.final(fold.merge(tuple(units)))]
 

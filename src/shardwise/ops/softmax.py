@@ -76,7 +76,8 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return softmax_times(ctx, *ctx.saved_tensors, grad), None
+        x, own = ctx.saved_tensors
+        return softmax_times(ctx, x, own, grad), None
 
 
 class _Given(NamedTuple):
@@ -94,7 +95,11 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
     if named.pop("out", None) is not None or not set(named) <= set(_Given._fields):
         return None
     given = _Given(*call.args, **named)
-    if len(call.operands) != 1 or not isinstance(given.input, Operand) or type(given.dim) is not int:
+    if (
+        len(call.operands) != 1
+        or not isinstance(given.input, Operand)
+        or type(given.dim) is not int
+    ):
         return None
     outlines(call)  # raises what torch raises
     x = given.input
@@ -127,7 +132,9 @@ def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
         # By autocast, too: of a call with a dtype it is that one.
         return torch.softmax(ones, 0, dtype)
 
-    return Finish(start, lambda slots: slots.logsumexp(0), (-math.inf,), end, unit, statistics_dtype)
+    return Finish(
+        start, lambda slots: slots.logsumexp(0), (-math.inf,), end, unit, statistics_dtype
+    )
 
 
 for _name in ("softmax", "log_softmax"):

@@ -66,9 +66,7 @@ class Beside(NamedTuple):
 
     def narrow_parts(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same with the operand's own dims."""
-        return [
-            part.reshape([part.shape[dim] for dim in self.dims]) for part in self.parts(pieces)
-        ]
+        return [part.reshape([part.shape[dim] for dim in self.dims]) for part in self.parts(pieces)]
 
 
 def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
@@ -96,9 +94,7 @@ def _narrowed(layout: Layout, dims: tuple[int, ...]) -> Layout:
     return _mapped(layout, lambda sizes, _: tuple(sizes[dim] for dim in dims))
 
 
-def _mapped(
-    layout: Layout, change: Callable[[tuple[int, ...], int], tuple[int, ...]]
-) -> Layout:
+def _mapped(layout: Layout, change: Callable[[tuple[int, ...], int], tuple[int, ...]]) -> Layout:
     boxes = [Box(change(box.start, 0), change(box.stop, 1)) for box in layout.boxes]
     shape = change(layout.shape, 1)
     return Layout(shape, boxes, layout.owners, terms=layout.terms, pending=layout.pending)
@@ -116,7 +112,7 @@ class Slots(NamedTuple):
 
 
 def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> Slots:
-    """The slots, a tensor of `shape`, on the ranks that have shares; each piece is a use of them."""
+    """The slots, a tensor of `shape`, on ranks that have shares; each piece is a use of them."""
     count, width = shape[:2]
 
     def whole(cell: Box) -> Box:
@@ -144,7 +140,8 @@ def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int
 class Finish(NamedTuple):
     """How pieces are computed, before and after statistics are exchanged.
 
-    Pieces are of the dtype of the statistics, and the result becomes that of `unit`. Statistics are tensors of (values, dims of the tensor, reduced ones kept).
+    Pieces are of the dtype of the statistics, and the result becomes that of `unit`. Statistics are
+    tensors of (values, dims of the tensor, reduced ones kept).
     """
 
     start: Callable[[torch.Tensor, Box], torch.Tensor]  # a piece and its box -> its statistics
