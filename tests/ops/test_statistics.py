@@ -156,7 +156,7 @@ def test_a_target_that_is_no_class_raises_as_in_torch() -> None:
 @pytest.mark.parametrize("spec", ["chunk(0)", "chunk(1)", "grid([2, 2, 1])"])
 def test_modules_with_plain_parameters_are_those_of_the_whole_batch(spec: str) -> None:
     full = torch.randn(6, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    modules = [
+    modules: list[Callable[[], nn.Module]] = [
         lambda: nn.BatchNorm1d(4),
         lambda: nn.BatchNorm1d(4, momentum=None),
         lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
@@ -176,9 +176,9 @@ def test_modules_with_plain_parameters_are_those_of_the_whole_batch(spec: str) -
                 torch.testing.assert_close(result.full_tensor(), reference)
             for one, other in zip(found.parameters(), expected.parameters(), strict=True):
                 torch.testing.assert_close(one.grad, other.grad)
-            for one, other in zip(found.buffers(), expected.buffers(), strict=True):
-                assert type(one) is torch.Tensor
-                torch.testing.assert_close(one, other)
+            for buffer, known in zip(found.buffers(), expected.buffers(), strict=True):
+                assert type(buffer) is torch.Tensor
+                torch.testing.assert_close(buffer, known)
             found.eval()
             expected.eval()
             result = found(_given(full, spec, has_grad=False))
