@@ -40,6 +40,10 @@ def _first(*given: Shape) -> Shape | None:
     return given[0] if _broadcast(*given) == given[0] else None
 
 
+def _same(*given: Shape) -> Shape | None:
+    return given[0] if len(set(given)) == 1 else None
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -71,10 +75,6 @@ def _joined(x: Shape, y: Shape) -> Shape | None:
     """The shape of what is put together along dim 0, as long as it stays small."""
     fit = len(x) == len(y) and x[1:] == y[1:] and len(x) > 0 and x[0] + y[0] < 9
     return (x[0] + y[0], *x[1:]) if fit else None
-
-
-def _same(x: Shape, y: Shape) -> Shape | None:
-    return x if x == y else None
 
 
 def _with_dims(least: int) -> Callable[[Shape], Shape | None]:
@@ -123,6 +123,11 @@ OPS = [
     Op("roll", 1, lambda x: x.roll(1, -1), _with_dims(1)),
     Op("pad", 1, lambda x: F.pad(x, (1, -1), value=0.5), _with_dims(1)),
     Op("tril", 1, torch.tril, _with_dims(2)),
+    Op("softmax", 1, lambda x: x.softmax(-1)),
+    Op("log_softmax", 1, lambda x: F.log_softmax(x, 0)),
+    Op("layer_norm", 1, lambda x: F.layer_norm(x, x.shape[-1:], eps=1.0), _with_dims(1)),
+    Op("rms_norm", 1, lambda x: F.rms_norm(x, x.shape, eps=1.0), _with_dims(1)),
+    Op("mse_loss", 2, lambda x, y: F.mse_loss(x, y, reduction="none"), _same),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 

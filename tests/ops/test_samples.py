@@ -74,4 +74,4 @@ def _uneven(shape: tuple[int, ...]) -> Layout:
 
 
 def test_on_real_ranks() -> None:
-    shardwise.run_local(_on_rank, 3)
+    shardwise.run_local(_on_rank, 3, timeout=180.0)

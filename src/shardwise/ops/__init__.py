@@ -1,17 +1,21 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
+    class_losses,
     diagonal_views,
     diagonals,
     elementwise,
     inserting,
     joining,
+    losses,
+    normalizing,
     padding,
     products,
     rearranging,
     reductions,
     reinterpreting,
     reshaping,
+    softmax,
     views,
 )
 from shardwise.ops.rule import COMPOSITES, RULES, Call, Decision, Need, Operand, Rule, Then

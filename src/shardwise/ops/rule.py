@@ -93,6 +93,8 @@ class Then(NamedTuple):
     outputs: tuple[Layout, ...]  # what the function returns
     kernel: Callable[[Sequence[Sequence[torch.Tensor]]], list[Pieces]]
     phantom: Callable[..., Any]  # as that of a decision, on a tie per output of the decision
+    # Operands whose pieces, as the decision's kernel had them, kernel and phantom get at the end.
+    operands: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def run_pieces(
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
     if decision.then is not None:
-        made = _afterwards(decision.then, made)
+        made = _afterwards(decision.then, made, pieces)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
@@ -133,10 +133,13 @@ def _made(
     ]
 
 
-def _afterwards(then: Then, made: Sequence[State]) -> list[State]:
-    """What is computed of outputs once they are where they are needed."""
+def _afterwards(
+    then: Then, made: Sequence[State], given: Sequence[Sequence[torch.Tensor]]
+) -> list[State]:
+    """What is computed of outputs once they are where they are needed; `given` are operands."""
     first = made[0]
     pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
+    pieces += [given[k] for k in then.operands]
     return _made(
         then.outputs,
         lambda: then.kernel(pieces),
