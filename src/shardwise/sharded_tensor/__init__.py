@@ -5,6 +5,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     autograd,
     comparing,
     copying,
+    embedding,
     fallback,
     foreach,
     inspecting,
