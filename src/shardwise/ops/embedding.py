@@ -6,7 +6,6 @@ mean; the options of those are settled there.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise.ops.contraction import Factor, Form, decide_product
-from shardwise.ops.looking_up import with_zeros_outside, within
+from shardwise.ops.looking_up import phantom_of_fractions, with_zeros_outside, within
 from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
 
@@ -107,10 +106,8 @@ def _decide_look_up(call: Call) -> Decision:
     return replace(decide_product(call, form), phantom=_phantom)
 
 
-def _phantom(ids: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """What comes of all operands but the whole numbers."""
-    fractions = [one for one in others if one.is_floating_point()]
-    return functools.reduce(torch.add, [one.reshape(-1)[:0] for one in (weight, *fractions)])
+def _phantom(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    return phantom_of_fractions(*others)
 
 
 def _decide_pool(call: Call) -> Decision:
