@@ -1,6 +1,13 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
-from shardwise.ops import elementwise, embedding, products, reductions  # noqa: F401  # they fill the table
+from shardwise.ops import (  # noqa: F401  # they fill the table
+    elementwise,
+    embedding,
+    looking_up,
+    products,
+    reductions,
+    writing,
+)
 from shardwise.ops.rule import COMPOSITES, RULES, Call, Decision, Need, Operand, Rule, Then
 
 __all__ = ["COMPOSITES", "RULES", "Call", "Decision", "Need", "Operand", "Rule", "Then"]

@@ -172,9 +172,7 @@ def _decide_take_at(call: Call) -> Decision:
 def _decide_take_along(call: Call) -> Decision:
     x, index, dim = call.args
     ndim = len(x.shape)
-    sizes = [
-        index.shape[d] if d == dim else max(x.shape[d], index.shape[d]) for d in range(ndim)
-    ]
+    sizes = [index.shape[d] if d == dim else max(x.shape[d], index.shape[d]) for d in range(ndim)]
     for d, (n, m, size) in enumerate(zip(x.shape, index.shape, sizes, strict=True)):
         if d != dim and not {n, m} <= {1, size}:
             raise OpError(
@@ -184,9 +182,7 @@ def _decide_take_along(call: Call) -> Decision:
             )
         if d != dim and 0 in (n, m):
             sizes[d] = 0
-    of_x = tuple(
-        ndim if d == dim else (d if x.shape[d] == sizes[d] else None) for d in range(ndim)
-    )
+    of_x = tuple(ndim if d == dim else (d if x.shape[d] == sizes[d] else None) for d in range(ndim))
     of_index = tuple(d if index.shape[d] == sizes[d] else None for d in range(ndim))
 
     def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
@@ -222,7 +218,7 @@ def _index_select(input: Any, dim: int, index: Any) -> Any:
     return take_at(input, (index if index.dim() else index.unsqueeze(0),), (dim,))
 
 
-@composite("gather", [torch.gather])
+@composite("gather", [torch.gather, torch.Tensor.gather])
 def _gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     dim = dim_of("gather", dim, input.dim())
     if input.dim() == 0 or index.dim() == 0:

@@ -8,6 +8,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     embedding,
     fallback,
     foreach,
+    indexing,
     inspecting,
     list_norms,
     moving,
