@@ -5,8 +5,8 @@ nothing is sent. "optimizer" is one AdamW step over a hundred parameters. "MLP" 
 Linear-GELU-Linear, forward and backward with a gradient of its input, on 2 and 4 local ranks (gloo,
 loopback): by hand with two all-reduces of torch.distributed, by DTensor's parallelize_module, and
 ours, in which the model is plain torch on sharded parameters and the result is resharded.
-"embedding" looks up, on 4 ranks, every rank's own indices in a table that is cut by rows: ours, torch's
-ShardedTensor's, and DTensor's (indices gathered, masked rows reduce-scattered).
+"embedding" looks up, on 4 ranks, each rank's own indices in a table that is cut by rows: ours, that
+of torch's ShardedTensor, and DTensor's (indices gathered, masked rows reduce-scattered).
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ def embedding_by_dtensor(ids: torch.Tensor, mine: torch.Tensor) -> tuple[Callabl
 
     def run() -> Any:
         every = DTensor.from_local(ids, mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
-        return F.embedding(every, weight).redistribute(mesh, [Shard(0)]).to_local()
+        found: Any = F.embedding(every, weight)
+        return found.redistribute(mesh, [Shard(0)]).to_local()
 
     return run, weight
 

@@ -39,6 +39,16 @@ def _first(*given: Shape) -> Shape | None:
     return given[0] if _broadcast(*given) == given[0] else None
 
 
+def _rows(given: Shape) -> Shape | None:
+    """The shape of functions of rows, of which there is one."""
+    return given if given and given[0] else None
+
+
+def _alike(*given: Shape) -> Shape | None:
+    """The shape of functions of rows of two tensors that are alike."""
+    return given[0] if given[0] == given[1] and given[0] and given[0][0] else None
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -80,6 +90,9 @@ OPS = [
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
+    Op("look up", 1, lambda x: x[[-1] * len(x)], _rows),
+    Op("add rows", 2, lambda x, y: x.index_add(0, torch.arange(len(x)).flip(0), y), _alike),
+    Op("scatter", 2, lambda x, y: x.scatter(0, torch.zeros_like(x[:1]).long(), y), _alike),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 

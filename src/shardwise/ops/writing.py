@@ -249,7 +249,7 @@ def _vector(name: str, x: Any, dim: int, index: Any) -> tuple[Any, int]:
     dim = dim_of(name, dim, x.dim())
     if index.dim() > 1:
         raise OpError(f"{name}: Index is supposed to be a vector", got=f"{index.dim()} dims")
-    check_plain_index(index, x.shape[dim], what=name, least=-x.shape[dim] * (name == "index_fill"))
+    check_plain_index(index, x.shape[dim], what=name)
     return (index if index.dim() else index.unsqueeze(0)), dim
 
 
@@ -281,21 +281,7 @@ def _index_copy(write: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _index_fill(write: Callable[..., Any]) -> Callable[..., Any]:
-    def run(input: Any, dim: int, index: Any, value: Any) -> Any:
-        index, dim = _vector("index_fill", input, dim, index)
-        if not isinstance(value, torch.Tensor):
-            value = torch.tensor(value, dtype=input.dtype, device=input.device)
-        return write(input, (index,), (dim,), value.to(input.dtype), False)
-
-    return run
-
-
-for _name, _make in (
-    ("index_add", _index_add),
-    ("index_copy", _index_copy),
-    ("index_fill", _index_fill),
-):
+for _name, _make in (("index_add", _index_add), ("index_copy", _index_copy)):
     composite(_name, functions_named([_name]))(_make(write_at))
     composite(f"{_name}_", functions_named([f"{_name}_"]))(_make(write_at_))
 
@@ -318,6 +304,20 @@ def _decide_scatter(call: Call) -> Decision | None:
     both = (follows,) if src is None else (follows, _follows(dim, index.shape) if src.shape else ())
     mutes = "reduce" in name and src is not None and src.shape == index.shape
     return _decide_write(call, _Write(name, (dim,), both, mutes=mutes, in_place=in_place))
+
+
+def _decide_fill(call: Call) -> Decision | None:
+    """`index_fill`, of whose value the gradient counts an index that stands twice once."""
+    name = str(call.function.__name__)
+    dim, index = (_argument(call, k, key) for k, key in ((1, "dim"), (2, "index")))
+    x, values = call.operands[0], call.operands[2:]
+    if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
+        return None
+    if len(values) > 1 or any(value.shape for value in values) or len(index.shape) > 1:
+        return None
+    follows: list[Follows] = [(None,) * len(index.shape), *[() for _ in values]]
+    dims = (dim_of(name, dim, len(x.shape)),)
+    return _decide_write(call, _Write(name, dims, tuple(follows), -1, in_place=name[-1] == "_"))
 
 
 def _follows(dim: int, used: tuple[int, ...]) -> Follows:
@@ -346,6 +346,7 @@ def _check_scatter(
         )
 
 
-for _name in ("scatter", "scatter_add", "scatter_reduce"):
+for _name in ("scatter", "scatter_add", "scatter_reduce", "index_fill"):
     for _one in (_name, f"{_name}_"):
-        register(Rule(_one, _decide_scatter), functions_named([_one]))
+        _decide = _decide_fill if _name == "index_fill" else _decide_scatter
+        register(Rule(_one, _decide), functions_named([_one]))

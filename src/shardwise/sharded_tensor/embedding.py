@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardwise.comm.fetching import Asks
     from shardwise.sharded_tensor.state import State
 
-__all__: list[str] = []
+__all__ = ["with_columns"]
 
 _TINY = 1e-7  # torch adds it to a norm before it divides by it
 
@@ -346,7 +346,7 @@ def _embedding(input: Any, weight: Any, options: _Options) -> Any:
         results = [scale_gradient(r, f) for r, f in zip(results, factors, strict=True)]
     if ids.state is None:
         return results[0]
-    layout = _with_columns(ids.state.layout, weight.shape[1])
+    layout = with_columns(ids.state.layout, weight.shape[1])
     return _wrapped(ids.state, results or [tie], layout)
 
 
@@ -390,7 +390,7 @@ def _fetched(
 
 
 @lru_cache(maxsize=256)
-def _with_columns(layout: Layout, width: int) -> Layout:
+def with_columns(layout: Layout, width: int) -> Layout:
     """The layout of what is found for indices of `layout`: rows of `width` columns each."""
     boxes = [Box((*box.start, 0), (*box.stop, width)) for box in layout.boxes]
     return Layout((*layout.shape, width), boxes, layout.owners)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shardwise.comm.differentiable import carriers_of
 from shardwise.errors import OpError, OutOfRangeError
 from shardwise.ops.looking_up import check_plain_index, take_at
 from shardwise.ops.names import functions_named
 from shardwise.ops.writing import write_at, write_at_
 from shardwise.sharded_tensor.dispatch import handles
+from shardwise.sharded_tensor.embedding import with_columns
 from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import replicated_layout, reshard_state
 from shardwise.sharded_tensor.tensor import (
@@ -210,6 +212,23 @@ def _masked_select(input: Any, mask: Any) -> Any:
     if not shape:
         return compute_by_gathering(torch.masked_select, (x, mask), {})
     return index_by_tensors(x, mask)
+
+
+@handles(*functions_named(["one_hot"]))
+def _one_hot(tensor: Any, num_classes: int = -1) -> Any:
+    """Cut like the indices, with whole rows of classes."""
+    state = live_state(tensor)
+    if num_classes == -1:
+        if not tensor.numel():
+            raise OpError("one_hot: Can not infer total number of classes from empty tensor")
+        num_classes = int(tensor.max().item()) + 1
+    if state.layout.pending is not None:
+        announce_move(torch.nn.functional.one_hot, state, state.layout.bar)
+        state = reshard_state(state, state.layout.bar)
+    pieces = [torch.nn.functional.one_hot(shard, num_classes) for shard in state.shards]
+    layout = with_columns(state.layout, num_classes)
+    carriers = carriers_of(pieces, dtype=torch.int64, device=state.device)
+    return wrap(state.with_carriers(carriers, layout=layout, spec=None))
 
 
 # -- flat indices ----------------------------------------------------------------------------------
