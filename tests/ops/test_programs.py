@@ -49,6 +49,16 @@ def _alike(*given: Shape) -> Shape | None:
     return given[0] if given[0] == given[1] and given[0] and given[0][0] else None
 
 
+def _backwards(x: Any) -> torch.Tensor:
+    """The number of each row from the end."""
+    return torch.arange(x.shape[0]).flip(0)
+
+
+def _spread(rows: torch.Tensor, like: Any) -> torch.Tensor:
+    """What is one per row, for every element."""
+    return rows.view(-1, *[1] * (like.dim() - 1)).expand(like.shape)
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -91,8 +101,8 @@ OPS = [
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("detach", 2, lambda x, y: x * y.detach()),
     Op("look up", 1, lambda x: x[[-1] * len(x)], _rows),
-    Op("add rows", 2, lambda x, y: x.index_add(0, torch.arange(len(x)).flip(0), y), _alike),
-    Op("scatter", 2, lambda x, y: x.scatter(0, torch.zeros_like(x[:1]).long(), y), _alike),
+    Op("add rows", 2, lambda x, y: x.index_add(0, _backwards(x), y), _alike),
+    Op("scatter", 2, lambda x, y: x.scatter(0, _spread(_backwards(x), x), y), _alike),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 
