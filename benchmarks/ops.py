@@ -5,6 +5,8 @@ nothing is sent. "optimizer" is one AdamW step over a hundred parameters. "MLP" 
 Linear-GELU-Linear, forward and backward with a gradient of its input, on 2 and 4 local ranks (gloo,
 loopback): by hand with two all-reduces of torch.distributed, by DTensor's parallelize_module, and
 ours, in which the model is plain torch on sharded parameters and the result is resharded.
+"embedding" looks up, on 4 ranks, each rank's own indices in a table that is cut by rows: ours, that
+of torch's ShardedTensor, and DTensor's (indices gathered, masked rows reduce-scattered).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ EAGER, OPTIMIZER = "eager, 1 rank", "optimizer, 1 rank, 100 parameters"
 BLOCK, ADD, ADD_FUNCTION = "Linear-GELU-Linear, both ways", "x + y", "torch.add(x, y)"
 SIZES = ((64, 256, 4), (256, 1024, 8), (1024, 4096, 64))  # width, hidden width, batch
 KINDS = ("foreach", "fused")
+SEED, TABLE, EMBEDDING = "torch", (1_000_000, 64), "embedding by rows, 4 ranks, 1M x 64"
+NUM_IDS = (1024, 16384)  # of each rank
 
 
 def block(x: Any, weights: Sequence[Any]) -> Any:
@@ -240,6 +244,95 @@ def mlp_group(world_size: int) -> str:
     return f"MLP, {world_size} ranks"
 
 
+# -- embedding -------------------------------------------------------------------------------------
+
+
+def table_rows(start: int, stop: int) -> torch.Tensor:
+    """Rows of the table, which every rank can make."""
+    row, column = torch.arange(start, stop).view(-1, 1), torch.arange(TABLE[1])
+    return ((row * 31 + column * 17) % 1009) / 1009
+
+
+def embedding_by_us(ids: torch.Tensor) -> tuple[Callable[[], Any], Any]:
+    weight = shardwise.from_callback(
+        shardwise.chunk(0), TABLE, lambda index: table_rows(index[0].start, index[0].stop)
+    )
+    parameter = torch.nn.Parameter(weight)
+    return lambda: F.embedding(ids, parameter), parameter
+
+
+def embedding_by_seed(ids: torch.Tensor, mine: torch.Tensor) -> tuple[Callable[[], Any], Any]:
+    from torch.distributed._shard.sharded_tensor import empty
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    places: Any = [f"rank:{rank}/cpu" for rank in range(dist.get_world_size())]
+    weight = empty(ChunkShardingSpec(0, places), *TABLE)
+    weight.local_shards()[0].tensor.copy_(mine)
+    local = weight.local_shards()[0].tensor.requires_grad_()
+    return lambda: F.embedding(ids, weight), local
+
+
+def embedding_by_dtensor(ids: torch.Tensor, mine: torch.Tensor) -> tuple[Callable[[], Any], Any]:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = mesh_of(dist.get_world_size())
+    weight = torch.nn.Parameter(DTensor.from_local(mine.clone(), mesh, [Shard(0)]))
+
+    def run() -> Any:
+        every = DTensor.from_local(ids, mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
+        found: Any = F.embedding(every, weight)
+        return found.redistribute(mesh, [Shard(0)]).to_local()
+
+    return run, weight
+
+
+def embedding(count: int, rank: int, options: Options) -> list[Result]:
+    ids = torch.randint(TABLE[0], (count,), generator=torch.Generator().manual_seed(rank))
+    height = TABLE[0] // dist.get_world_size()
+    mine = table_rows(rank * height, (rank + 1) * height)
+    expected = ((ids.view(-1, 1) * 31 + torch.arange(TABLE[1]) * 17) % 1009) / 1009
+    runs = {
+        "ours": embedding_by_us(ids),
+        SEED: embedding_by_seed(ids, mine),
+        DTENSOR: embedding_by_dtensor(ids, mine),
+    }
+    for name, (run, _) in runs.items():
+        torch.testing.assert_close(run().detach(), expected, msg=name)
+
+    def forward(run: Callable[[], Any], weight: Any) -> System:
+        def once() -> Any:
+            with torch.no_grad():
+                return run()
+
+        return once
+
+    def both_ways(run: Callable[[], Any], weight: Any) -> System:
+        def once() -> None:
+            weight.grad = None
+            run().sum().backward()
+
+        return once
+
+    ways = {"forward": forward, "both ways": both_ways}
+    return [
+        measure(
+            Case(
+                embedding_name(count, name),
+                {who: way(*run) for who, run in runs.items()},
+                group=EMBEDDING,
+            ),
+            repeats=options.repeats * 3,
+            budget_s=options.budget_s,
+            clock=clock(),
+        )
+        for name, way in ways.items()
+    ]
+
+
+def embedding_name(count: int, way: str) -> str:
+    return f"{count} ids per rank, {way}"
+
+
 # -- all of it -------------------------------------------------------------------------------------
 
 
@@ -253,7 +346,11 @@ def on_rank(rank: int, options: Options) -> list[Result]:
     quiet_peers()
     torch.set_num_threads(1)
     shardwise.implicit_comm("error")
-    return [mlp(*size, rank, options) for size in (SIZES[:1] if options.quick else SIZES)]
+    found = [mlp(*size, rank, options) for size in (SIZES[:1] if options.quick else SIZES)]
+    if dist.get_world_size() == 4:
+        for count in NUM_IDS[:1] if options.quick else NUM_IDS:
+            found += embedding(count, rank, options)
+    return found
 
 
 def add_bars(report: Report) -> None:
@@ -270,6 +367,11 @@ def add_bars(report: Report) -> None:
         for sizes in SIZES:
             ratio = partial(report.check_ratio, mlp_name(*sizes), group=mlp_group(world_size))
             ratio(system=HAND, limit=1.1)
+            ratio(system=DTENSOR, limit=1.0)
+    for count in NUM_IDS:
+        for way in ("forward", "both ways"):
+            ratio = partial(report.check_ratio, embedding_name(count, way), group=EMBEDDING)
+            ratio(system=SEED, limit=1.0)
             ratio(system=DTENSOR, limit=1.0)
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "active_transform",
     "all_gather_single",
     "allow_foreach",
+    "assert_async",
     "checkpointed_runs",
     "current_backward",
     "elementwise_kernel",
@@ -66,6 +67,7 @@ remote_device = _remote_device
 # torch 2.13 has new names for these, and warns of the old ones.
 _dist: Any = dist
 tracing_state: Any = torch._C._get_tracing_state
+assert_async: Any = torch._assert_async
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 

@@ -14,6 +14,7 @@ ShardwiseError
 ├── PlanError            ValueError      layouts between which there is no plan, a cap too small
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
+├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
@@ -21,7 +22,7 @@ ShardwiseError
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
-Each is also the ValueError, TypeError or RuntimeError that the seed system raises in its place,
+Each is also the ValueError, TypeError, RuntimeError or IndexError that torch raises in its place,
 so `except` clauses survive the change of prefix.
 """
 
@@ -45,6 +46,7 @@ __all__ = [
     "NamedDimError",
     "NotInitializedError",
     "OpError",
+    "OutOfRangeError",
     "PickleError",
     "PlacementError",
     "PlanError",
@@ -139,6 +141,10 @@ class ArgumentTypeError(ShardwiseError, TypeError):
 
 class ArgumentValueError(ShardwiseError, ValueError):
     """An argument out of its range."""
+
+
+class OutOfRangeError(ShardwiseError, IndexError):
+    """An index that no element has."""
 
 
 class OpError(ShardwiseError, RuntimeError):

@@ -270,6 +270,16 @@ def second_derivative() -> Row:
     return Row(same(grad), [(x, 6 * X * R**3 * W)])
 
 
+def own_rows_into_embedding() -> Row:
+    """Each rank's own ids, of which rank 1 has none: the owners add up what all of them use."""
+    x = leaf(X, cut())
+    ids = ([3, 0, 3], [], [3])[rank()]
+    found: Any = torch.nn.functional.embedding(torch.tensor(ids, dtype=torch.int64), x)
+    assert type(found) is torch.Tensor
+    counts = torch.tensor([1, 0, 0, 3], dtype=X.dtype)
+    return Row((found * R).sum(), [(x, counts[:, None] * R)])
+
+
 ROWS: dict[str, Callable[[], Row]] = {
     "cut -> replicated": cut_to_replicated,
     "replicated -> cut": replicated_to_cut,
@@ -302,6 +312,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     "as_replicated(x)": wrapped_replicas,
     "as_local_rows(x)": wrapped_rows,
     "init_from_local_shards": wrapped_shards,
+    "plain rows straight into embedding": own_rows_into_embedding,
     "st.backward()": backward_of_one_element,
     "double backward": second_derivative,
 }

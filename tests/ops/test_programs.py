@@ -44,6 +44,26 @@ def _same(*given: Shape) -> Shape | None:
     return given[0] if len(set(given)) == 1 else None
 
 
+def _rows(given: Shape) -> Shape | None:
+    """The shape of functions of rows, of which there is one."""
+    return given if given and given[0] else None
+
+
+def _alike(*given: Shape) -> Shape | None:
+    """The shape of functions of rows of two tensors that are alike."""
+    return given[0] if given[0] == given[1] and given[0] and given[0][0] else None
+
+
+def _backwards(x: Any) -> torch.Tensor:
+    """The number of each row from the end."""
+    return torch.arange(x.shape[0]).flip(0)
+
+
+def _spread(rows: torch.Tensor, like: Any) -> torch.Tensor:
+    """What is one per row, for every element."""
+    return rows.view(-1, *[1] * (like.dim() - 1)).expand(like.shape)
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -128,6 +148,9 @@ OPS = [
     Op("layer_norm", 1, lambda x: F.layer_norm(x, x.shape[-1:], eps=1.0), _with_dims(1)),
     Op("rms_norm", 1, lambda x: F.rms_norm(x, x.shape, eps=1.0), _with_dims(1)),
     Op("mse_loss", 2, lambda x, y: F.mse_loss(x, y, reduction="none"), _same),
+    Op("look up", 1, lambda x: x[[-1] * len(x)], _rows),
+    Op("add rows", 2, lambda x, y: x.index_add(0, _backwards(x), y), _alike),
+    Op("scatter", 2, lambda x, y: x.scatter(0, _spread(_backwards(x), x), y), _alike),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 

@@ -5,8 +5,10 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     diagonal_views,
     diagonals,
     elementwise,
+    embedding,
     inserting,
     joining,
+    looking_up,
     losses,
     normalizing,
     padding,
@@ -17,6 +19,7 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     reshaping,
     softmax,
     views,
+    writing,
 )
 from shardwise.ops.rule import COMPOSITES, RULES, Call, Decision, Need, Operand, Rule, Then
 

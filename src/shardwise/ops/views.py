@@ -192,7 +192,7 @@ def _is_basic(one: Any) -> bool:
 def _decide_index(call: Call) -> Decision | None:
     """`x[index]`. With tensors, lists or masks in the index it is not a view."""
     if len(call.args) != 2 or not is_basic_index(call.args[1]):
-        return None  # HOOK: indices that are tensors, lists and masks
+        return None  # `sharded_tensor/indexing.py` knows those
     return _decide(call)
 
 

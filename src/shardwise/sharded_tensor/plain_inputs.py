@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardwise.settings import Change
 
-__all__ = ["PlainInputs", "check_plain", "plain_inputs", "promoted"]
+__all__ = ["PlainInputs", "are_rows", "check_plain", "plain_inputs", "promoted"]
 
 PlainInputs = Literal["rows", "replicated", "error"]
 _MEANING: Setting[PlainInputs] = Setting("shardwise_plain_inputs", lambda: "rows")
@@ -33,8 +33,9 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
 
     "rows" (the default): the first matrix of linear, matmul, mm, bmm, addmm and baddbmm is this
     rank's own rows of a batch, one piece per rank in rank order, and the result is sharded (a 1-d
-    input is one row); every other plain tensor, and any plain nn.Parameter, is the same on all
-    ranks. "replicated": all are.
+    input is one row); the indices of embedding and embedding_bag are this rank's own, and the
+    result is a plain tensor for them; every other plain tensor, and any plain nn.Parameter, is the
+    same on all ranks. "replicated": all are.
     "error": a plain tensor of one dim or more raises; wrap it with `as_local_rows` or
     `as_replicated`.
     """
@@ -47,12 +48,17 @@ def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
 
 def promoted(x: torch.Tensor, found: Sequence[State | torch.Tensor]) -> torch.Tensor:
     """The first matrix of a product, as its meaning says; `found` are all operands."""
-    if _MEANING.get() != "rows" or x.dim() == 0:
+    if not are_rows() or x.dim() == 0:
         return x
     group = next(one for one in found if isinstance(one, State))
     made = as_local_rows(x if x.dim() > 1 else x.unsqueeze(0), process_group=group.comm)
     made._state.is_from_rows = made._state.is_special = True
     return made
+
+
+def are_rows() -> bool:
+    """Whether a plain tensor that may be this rank's rows is meant so."""
+    return _MEANING.get() == "rows"
 
 
 def check_plain(func: Any, found: Sequence[State | torch.Tensor]) -> None:

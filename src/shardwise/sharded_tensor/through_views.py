@@ -11,6 +11,7 @@ from shardwise.errors import OpError
 from shardwise.ops.names import functions_named
 from shardwise.ops.views import is_basic_index
 from shardwise.sharded_tensor.dispatch import function_name, handles
+from shardwise.sharded_tensor.indexing import write_by_tensors
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
@@ -29,10 +30,14 @@ _SHAPES_IN_PLACE = "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_"
 
 
 @handles(_Tensor.__setitem__)
-def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    if not isinstance(tensor, ShardedTensor) or not is_basic_index(index):
-        # HOOK: indices that are tensors, lists and masks
+def _set_item(tensor: Any, index: Any, value: Any) -> None:
+    if not isinstance(tensor, ShardedTensor):  # the index is, or the value
         compute_by_gathering(_Tensor.__setitem__, (tensor, index, value), {})
+        return
+    if not is_basic_index(index):
+        if write_by_tensors(tensor, index, value) is NotImplemented:
+            compute_by_gathering(_Tensor.__setitem__, (tensor, index, value), {})
+        show_requires_grad(tensor)
         return
     check_writable(tensor, _Tensor.__setitem__)
     target = tensor[index]

@@ -2,6 +2,7 @@
 
 from tests.ops.samples import (
     elementwise,
+    indexing,
     joining,
     losses,
     normalizing,
@@ -14,6 +15,7 @@ from shardwise.testing import Sample
 
 SAMPLES: dict[str, list[Sample]] = {
     **elementwise.SAMPLES,
+    **indexing.SAMPLES,
     **joining.SAMPLES,
     **losses.SAMPLES,
     **normalizing.SAMPLES,

@@ -1,0 +1,160 @@
+"""Look-ups and writes by index tensors on layouts of every kind, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise
+from shardwise.comm.simulate import simulate
+from shardwise.errors import OpError
+from shardwise.testing import Sample, check_op
+from shardwise.testing.strategies import layouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwise.testing.op_check import Values
+
+X = torch.arange(21.0, dtype=torch.float64).view(7, 3)
+CALLS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[Values, ...]]] = {
+    "x[i]": (lambda x, i: x[i], ((7, 3), (2, 3)), ("real", "bits")),
+    "x[:, i, j]": (
+        lambda x, i, j: x[:, i, j],
+        ((2, 7, 7), (2, 2), (2,)),
+        ("real", "bits", "bits"),
+    ),
+    "gather": (lambda x, i: torch.gather(x, 0, i), ((7, 3), (4, 3)), ("real", "bits")),
+    "embedding": (F.embedding, ((3, 2), (7, 3)), ("bits", "real")),
+    "embedding_bag": (F.embedding_bag, ((3, 2), (7, 3)), ("bits", "real")),
+    "index_put": (
+        lambda x, i, v: torch.index_put(x, (i,), v, accumulate=True),
+        ((7, 3), (4,), (4, 3)),
+        ("real", "bits", "real"),
+    ),
+    "scatter_add": (
+        lambda x, i, v: torch.scatter_add(x, 0, i, v),
+        ((7, 3), (4, 3), (4, 3)),
+        ("real", "bits", "real"),
+    ),
+}
+
+
+@given(st.sampled_from(sorted(CALLS)), st.data())
+def test_any_layouts(name: str, data: st.DataObject) -> None:
+    call, shapes, values = CALLS[name]
+    drawn = [data.draw(layouts(shape=shape, world_size=3)) for shape in shapes]
+    kept = [one if one.pending in (None, "sum") else one.bar for one in drawn]
+    check_op(Sample(call, shapes, values=values), kept, world_size=3)
+
+
+def _rows() -> Any:
+    return shardwise.distribute(X, shardwise.chunk(0, ranks=range(3), device="cpu"), src_rank=None)
+
+
+BAD = torch.tensor([0, 7])
+OUT_OF_RANGE: dict[str, Callable[[Any], Any]] = {
+    "x[i]": lambda x: x[BAD],
+    "x[:, i]": lambda x: x[:, [0, -4]],
+    "x[i] = 1": lambda x: x.__setitem__(BAD, 1.0),
+    "index_select": lambda x: torch.index_select(x, 0, BAD - 1),
+    "gather": lambda x: torch.gather(x, 0, BAD.view(1, 2)),
+    "take": lambda x: torch.take(x, torch.tensor([21])),
+    "index_add": lambda x: torch.index_add(x, 0, BAD, x[:2]),
+    "scatter": lambda x: torch.scatter(x, 0, BAD.view(1, 2), 1.0),
+    "too many": lambda x: x[BAD, BAD, BAD],
+    "a mask": lambda x: x[torch.ones(6, dtype=torch.bool)],
+    "floats": lambda x: x[torch.ones(6)],
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_what_is_out_of_range_raises_on_every_rank(name: str) -> None:
+    def on_rank(_: int) -> None:
+        with shardwise.implicit_comm("allow"), pytest.raises(IndexError):
+            OUT_OF_RANGE[name](_rows())
+
+    simulate(on_rank, 3)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "index_select": lambda x: torch.index_select(x, 0, BAD.view(1, 2)),
+    "gather": lambda x: torch.gather(x, 0, torch.zeros(2, 4).long()),
+    "gather, dims": lambda x: torch.gather(x, 0, torch.zeros(2).long()),
+    "take_along_dim": lambda x: torch.take_along_dim(x, torch.zeros(2, 2).long(), 0),
+    "index_add": lambda x: torch.index_add(x, 0, torch.tensor([1]), torch.ones(2, 3).double()),
+    "index_copy": lambda x: torch.index_copy(x, 0, torch.tensor([1]), torch.ones(1, 3)),
+    "scatter": lambda x: torch.scatter(x, 0, torch.zeros(2, 4).long(), torch.ones(2, 4).double()),
+    "x[i, j]": lambda x: x[torch.zeros(2).long(), torch.zeros(3).long()],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_together_is_refused(name: str) -> None:
+    def on_rank(_: int) -> None:
+        with pytest.raises(OpError):
+            REFUSED[name](_rows())
+
+    simulate(on_rank, 3)
+
+
+def test_writes_reach_the_tensor_itself() -> None:
+    expected = X.clone()
+    expected[[1, -1]] = torch.tensor([5.0, 6.0, 7.0], dtype=X.dtype)
+    expected[expected > 18] = 0.0
+
+    def on_rank(_: int) -> None:
+        with shardwise.implicit_comm("allow"):
+            x = _rows()
+            local = x._state.shards
+            x[[1, -1]] = torch.tensor([[5, 6, 7]])  # torch casts, and leaves leading ones out
+            x[x > 18] = 0.0
+            assert x._state.shards is local
+            assert torch.equal(x.full_tensor(), expected)
+
+    simulate(on_rank, 3)
+
+
+@pytest.mark.parametrize("num_classes", [-1, 5])
+def test_one_hot_is_cut_like_its_indices(num_classes: int) -> None:
+    ids = torch.tensor([[1, 0], [3, 3], [2, 0]])
+
+    def on_rank(_: int) -> None:
+        spec = shardwise.chunk(0, ranks=range(2), device="cpu")
+        sharded: Any = shardwise.distribute(ids, spec, src_rank=None)
+        found: Any = F.one_hot(sharded, num_classes)
+        assert found.shard_layout.ranks == (0, 1)
+        assert torch.equal(found.full_tensor(), F.one_hot(ids, num_classes))
+
+    simulate(on_rank, 3)
+
+
+def test_indices_in_lists_and_arrays_mean_what_they_do_on_plain_tensors() -> None:
+    import numpy as np
+
+    indices: list[Any] = [
+        [0, 2],
+        [],
+        np.array([1, -1]),
+        range(2),
+        torch.tensor(2),
+        ([0, 1], [2, 0]),
+        ([True, False] * 3 + [True],),
+        (..., [1]),
+        (None, [1, 2], slice(1, None)),
+        (2, [0, 0]),
+        (torch.tensor([0, 1], dtype=torch.int32), torch.tensor(1)),
+    ]
+
+    def on_rank(_: int) -> None:
+        with shardwise.implicit_comm("allow"):
+            for index in indices:
+                found: Any = _rows()[index]
+                assert torch.equal(found.full_tensor(), X[index]), index
+
+    simulate(on_rank, 3)
