@@ -7,6 +7,7 @@ loopback): by hand with two all-reduces of torch.distributed, by DTensor's paral
 ours, in which the model is plain torch on sharded parameters and the result is resharded.
 "embedding" looks up, on 4 ranks, each rank's own indices in a table that is cut by rows: ours, that
 of torch's ShardedTensor, and DTensor's (indices gathered, masked rows reduce-scattered).
+"along a cut dim" is a loss over 128k classes that are cut, and layer_norm: see `cut_dims.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import shardwise
+from benchmarks.cut_dims import bars_along_cut_dims, functions_along_cut_dims
 from benchmarks.harness import Case, Result, System, measure
 from benchmarks.ranks import clock, measure_on_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
@@ -350,6 +352,7 @@ def on_rank(rank: int, options: Options) -> list[Result]:
     if dist.get_world_size() == 4:
         for count in NUM_IDS[:1] if options.quick else NUM_IDS:
             found += embedding(count, rank, options)
+        found += functions_along_cut_dims(rank, options)
     return found
 
 
@@ -373,6 +376,7 @@ def add_bars(report: Report) -> None:
             ratio = partial(report.check_ratio, embedding_name(count, way), group=EMBEDDING)
             ratio(system=SEED, limit=1.0)
             ratio(system=DTENSOR, limit=1.0)
+    bars_along_cut_dims(report)
 
 
 def main() -> None:
