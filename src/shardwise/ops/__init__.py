@@ -1,6 +1,14 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
-from shardwise.ops import elementwise, products, reductions  # noqa: F401  # they fill the table
+from shardwise.ops import (  # noqa: F401  # they fill the table
+    attention,
+    convolution,
+    elementwise,
+    multi_head,
+    pooling,
+    products,
+    reductions,
+)
 from shardwise.ops.rule import COMPOSITES, RULES, Call, Decision, Need, Operand, Rule, Then
 
 __all__ = ["COMPOSITES", "RULES", "Call", "Decision", "Need", "Operand", "Rule", "Then"]
