@@ -68,6 +68,10 @@ class _Blocks(NamedTuple):
     places: tuple[int, ...]  # of queries, keys, values and the mask among the operands
     shares: tuple[int, ...]  # how many heads of queries one of each serves
 
+    @property
+    def _is_causal(self) -> bool:
+        return bool(argument(self.call, 5, "is_causal", default=False))
+
     def is_own(self, space: Box) -> bool:
         """Whether torch's function takes the tensors of a block for what they are."""
         return self._is_first(space) and all(self._is_even(space, share) for share in self.shares)
@@ -79,16 +83,20 @@ class _Blocks(NamedTuple):
         pairs = zip(others, self.shares[1:], strict=True)
         key, value = (self._stretched(one, share, space) for one, share in pairs)
         mask = tensors[self.places[3]] if len(self.places) > 3 else None
-        if not self._is_first(space):
+        is_first = self._is_first(space)
+        if not is_first:
             first, last = self._range(space, -2)
             rows = torch.arange(first, last, device=query.device)
             mask = torch.arange(key.shape[-2], device=query.device) <= rows.unsqueeze(1)
-        options = {
-            name: self.call.kwargs[name]
-            for name in ("scale", "enable_gqa")
-            if name in self.call.kwargs
-        }
-        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=self._is_causal and is_first,
+            scale=self.call.kwargs.get("scale"),
+            enable_gqa=self.call.kwargs.get("enable_gqa", False),
+        )
 
     def _range(self, space: Box, dim: int) -> tuple[int, int]:
         label = self.form.output[dim]
@@ -96,8 +104,7 @@ class _Blocks(NamedTuple):
 
     def _is_first(self, space: Box) -> bool:
         """Whether torch's causal mask, which counts from 0, is that of these queries."""
-        is_causal = argument(self.call, 5, "is_causal", default=False)
-        return not is_causal or self._range(space, -2)[0] == 0
+        return not self._is_causal or self._range(space, -2)[0] == 0
 
     def _is_even(self, space: Box, share: int) -> bool:
         """Whether every head that serves these heads of queries serves as many of them."""
