@@ -39,6 +39,11 @@ def _first(*given: Shape) -> Shape | None:
     return given[0] if _broadcast(*given) == given[0] else None
 
 
+def _sequences(*given: Shape) -> Shape | None:
+    """The shape of attention, of one size for keys and queries."""
+    return given[0] if len(given[0]) > 1 and len(set(given)) == 1 else None
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -79,6 +84,8 @@ OPS = [
     Op("add in place", 2, _plus_in_place, _first),
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
+    Op("attention", 3, F.scaled_dot_product_attention, _sequences),
+    Op("pool", 1, lambda x: F.max_pool1d(x, 1), lambda x: x if len(x) in (2, 3) else None),
     Op("detach", 2, lambda x, y: x * y.detach()),
 ]
 _BY_NAME = {op.name: op for op in OPS}

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.ops.samples import SAMPLES, elementwise
+from tests.ops.samples import SAMPLES, convolution, elementwise
 
 import shardwise
 from shardwise.ops import COMPOSITES, RULES
@@ -22,8 +22,9 @@ ALL = [(name, sample) for name, samples in SAMPLES.items() for sample in samples
 IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(samples))]
 MOST_CASES = 12  # layouts per sample, chosen by its number
 
-# [Note: one rule for many] Functions of elements share one rule, so that together they see every
-# case many times: each is tried on a few layouts only, and on real ranks by its first sample.
+# [Note: one rule for many] Functions of elements share one rule, as poolings do, so that together
+# they see every case many times: each is tried on a few layouts only, and functions of elements on
+# real ranks by their first sample.
 
 
 def _cases(number: int, sample: Sample, most: int = MOST_CASES) -> list[tuple[Layout, ...]]:
@@ -40,7 +41,8 @@ def test_every_rule_has_samples() -> None:
 @pytest.mark.parametrize("number", range(len(ALL)), ids=IDS)
 def test_simulated(number: int) -> None:
     name, sample = ALL[number]
-    most = 3 if name in elementwise.SAMPLES else MOST_CASES  # [Note: one rule for many]
+    is_one_of_many = name in elementwise.SAMPLES or name in convolution.POOLINGS
+    most = 3 if is_one_of_many else MOST_CASES  # [Note: one rule for many]
     for layouts in _cases(number, sample, most):
         check_op(sample, layouts)
 

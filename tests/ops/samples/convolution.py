@@ -67,6 +67,7 @@ def _sampled(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return F.grid_sample(x, grid.tanh(), align_corners=False)
 
 
+POOLINGS = _poolings(1) | _poolings(2) | _poolings(3)
 SAMPLES: dict[str, list[Sample]] = {
     "conv1d": [
         Sample(_conv("conv1d"), ((4, 4, 6), (5, 4, 3), (5,)), keeps=(BATCH, ALL, ALL)),
@@ -135,9 +136,7 @@ SAMPLES: dict[str, list[Sample]] = {
             keeps=(BATCH, ALL, ALL),
         )
     ],
-    **_poolings(1),
-    **_poolings(2),
-    **_poolings(3),
+    **POOLINGS,
     "interpolate": [
         Sample(_of("interpolate", 7, mode="linear"), (PICTURES[1],), keeps=(CHANNELS,)),
         Sample(_of("interpolate", scale_factor=2), (PICTURES[2],), keeps=(BATCH,)),
