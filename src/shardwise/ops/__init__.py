@@ -1,6 +1,7 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
+    along,
     attention,
     convolution,
     elementwise,

@@ -8,20 +8,22 @@ One term after the arrow stands for all results.
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.ops.contraction import Factor, Form, decide_product
-from shardwise.ops.reduction import outlines
+from shardwise.ops.reduction import outline_of, outlines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from shardwise.ops.contraction import Labels, Scale
     from shardwise.ops.rule import Call, Decision, Operand
 
-__all__ = ["Pattern", "aligned", "argument", "names_of", "place_of"]
+__all__ = ["Pattern", "aligned", "along", "argument", "names_of", "place_of"]
 
+_LETTERS = string.ascii_lowercase
 Shape = tuple[int, ...]
 Names = tuple["Hashable", ...]
 
@@ -51,6 +53,23 @@ def names_of(term: str, ndim: int) -> tuple[Any, ...] | None:
     if hidden < 0 or (hidden and not dots) or not all(c.isascii() and c.isalpha() for c in letters):
         return None
     return (*before, *aligned(hidden), *after)
+
+
+def along(ndim: int, dims: Iterable[int], *, keeps: bool = True) -> str | None:
+    """The text of a function of one tensor that needs these dims whole; None: there are too many.
+
+    `keeps`: the result has them too, of any size.
+    """
+    if ndim > len(_LETTERS) // 2:
+        return None
+    whole = {dim % ndim for dim in dims} if ndim else set()
+    given = "".join(_LETTERS[k].upper() if k in whole else _LETTERS[k] for k in range(ndim))
+    made = "".join(
+        _LETTERS[-1 - k].upper() if k in whole else _LETTERS[k]
+        for k in range(ndim)
+        if keeps or k not in whole
+    )
+    return f"{given}->{made}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +122,12 @@ class Pattern:
     def decide(self, call: Call, **changes: Any) -> Decision | None:
         """The way to compute it for which the fewest bytes move; `changes` to the form."""
         form = self.form(call)
-        return None if form is None else decide_product(call, replace(form, **changes))
+        if form is None:
+            return None
+        kind: Any = type(outline_of(call))
+        is_named = issubclass(kind, tuple) and kind is not tuple
+        decision = decide_product(call, replace(form, **changes))
+        return replace(decision, pack=kind) if is_named else decision
 
 
 def _in_units(shape: Shape, scales: Sequence[Scale]) -> Shape:

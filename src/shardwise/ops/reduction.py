@@ -44,6 +44,7 @@ __all__ = [
     "dtype_now",
     "everywhere",
     "kept_box",
+    "outline_of",
     "outlines",
     "phantom_of_one",
     "reduced_of",
@@ -271,6 +272,11 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
 
 def outlines(call: Call) -> list[torch.Tensor]:
     """What the call gives, without data; raises what torch raises."""
+    return _listed(outline_of(call))
+
+
+def outline_of(call: Call) -> Any:
+    """The same, as torch returns it."""
 
     def outline(value: Any) -> Any:
         if isinstance(value, Operand):
@@ -280,7 +286,7 @@ def outlines(call: Call) -> list[torch.Tensor]:
         return value
 
     kwargs = {name: outline(value) for name, value in call.kwargs.items()}
-    return _listed(call.function(*map(outline, call.args), **kwargs))
+    return call.function(*map(outline, call.args), **kwargs)
 
 
 def _listed(results: Any) -> list[torch.Tensor]:
