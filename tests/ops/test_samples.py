@@ -22,9 +22,9 @@ ALL = [(name, sample) for name, samples in SAMPLES.items() for sample in samples
 IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(samples))]
 MOST_CASES = 12  # layouts per sample, chosen by its number
 
-# [Note: one rule for many] Functions of elements share one rule, as others do, so that together they
-# see every case many times: each is tried on a few layouts only, and on real ranks by its first
-# sample.
+# [Note: one rule for many] Functions of elements share one rule, as others do, so that together
+# they see every case many times: each is tried on a few layouts only, and on real ranks by its
+# first sample.
 ONE_OF_MANY = {*elementwise.SAMPLES, *convolution.POOLINGS, *along.SAMPLES}
 
 
