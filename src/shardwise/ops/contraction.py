@@ -301,7 +301,7 @@ def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
     found: dict[tuple[Box, ...], set[int]] = defaultdict(set)
     for rank in {rank for layout in layouts for rank in _ranks_with_empty_boxes(layout)}:
         for sources in itertools.product(*[layout.boxes_of(rank) for layout in layouts]):
-            if any(box.is_empty for box in sources):
+            if any(box.is_empty for box in sources) and not _has_empty_broadcast(form, sources):
                 found[sources].add(rank)
     blocks = []
     for sources, ranks in sorted(found.items()):
@@ -315,6 +315,15 @@ def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
         if is_box and has_terms and any(start[k] == stop[k] for k in form.output):
             blocks.append(_Block(Box(tuple(start), tuple(stop)), sources, frozenset(ranks)))
     return blocks
+
+
+def _has_empty_broadcast(form: Form, sources: Sequence[Box]) -> bool:
+    """Whether a box has nothing along a dim that is broadcast, of which torch knows no product."""
+    return any(
+        label is None and not size
+        for factor, box in zip(form.factors, sources, strict=True)
+        for label, size in zip(factor.labels, box.shape, strict=True)
+    )
 
 
 def _ranks_with_empty_boxes(layout: Layout) -> set[int]:
