@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         from_callback,
     )
     from shardwise.sharded_tensor.implicit import implicit_comm
+    from shardwise.sharded_tensor.local_map import local_map
     from shardwise.sharded_tensor.plain_inputs import plain_inputs
-    from shardwise.sharded_tensor.seeds import manual_seed
+    from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
     from shardwise.sharding_spec.short import (
@@ -61,10 +62,12 @@ __all__ = [
     "flat",
     "from_callback",
     "fused",
+    "get_rng_state",
     "grid",
     "implicit_comm",
     "init_single",
     "load_with_process_group",
+    "local_map",
     "manual_seed",
     "on_rank",
     "parse_spec",
@@ -79,6 +82,7 @@ __all__ = [
     "reshard_all",
     "run_local",
     "set_check",
+    "set_rng_state",
     "trace",
 ]
 
@@ -97,8 +101,9 @@ _HOMES = {
         "from_callback",
     ],
     "shardwise.sharded_tensor.implicit": ["implicit_comm"],
+    "shardwise.sharded_tensor.local_map": ["local_map"],
     "shardwise.sharded_tensor.plain_inputs": ["plain_inputs"],
-    "shardwise.sharded_tensor.seeds": ["manual_seed"],
+    "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
     "shardwise.sharding_spec.short": [

@@ -6,6 +6,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 from __future__ import annotations
 
 from datetime import timedelta
+from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,20 +21,25 @@ from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_typ
 from torch.utils._foreach_utils import _foreach_supported_types as _utils_foreach_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "CheckpointedRun",
     "HashStore",
     "MeshPlacementTypes",
     "RandomMarks",
+    "StopRecomputation",
     "Store",
     "TorchDispatchMode",
     "active_transform",
     "all_gather_single",
     "allow_foreach",
+    "checkpointed_runs",
     "current_backward",
+    "elementwise_kernel",
     "fan_of",
     "foreach_copy",
     "forget_rpc_groups",
@@ -73,6 +79,48 @@ def active_transform() -> str | None:
     return None if tracing_state() is None else "torch.jit.trace"
 
 
+class CheckpointedRun(NamedTuple):
+    """A run of a function under `torch.utils.checkpoint`, as code inside of it finds it."""
+
+    call: Any  # the same object whenever this call of the function runs; can be weakly referenced
+    again: Any  # None the first time; in backward an object that stands for this run
+
+
+def checkpointed_runs() -> list[CheckpointedRun]:
+    """The runs of non-reentrantly checkpointed functions that this code is in, innermost first.
+
+    torch marks them by hooks on saved tensors and shows only those on top, so all are taken off and
+    put back.
+    """
+    found: list[Any] = []
+    try:
+        while (hooks := _top_hooks(True)) is not None:
+            _pop_hooks()
+            found.append(hooks)
+    finally:
+        for hooks in reversed(found):
+            _push_hooks(*hooks)
+    runs = [_run_of(pack) for pack, _ in found]
+    return [run for run in runs if run is not None]
+
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
+_push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def _run_of(pack: Any) -> CheckpointedRun | None:
+    inner = unwrap(pack)
+    if getattr(inner, "__module__", None) != "torch.utils.checkpoint":
+        return None
+    names = getclosurevars(inner).nonlocals
+    if "frame" in names:
+        return CheckpointedRun(names["frame"], None)
+    if "target_frame_ref" in names:
+        return CheckpointedRun(names["target_frame_ref"](), inner)
+    raise RuntimeError(f"torch {torch.__version__} checkpoints in a way that is not known: {inner}")
+
+
 def allow_foreach(cls: type) -> None:
     """Has optimizers and `torch.nn.utils` take list functions by default for this class, too."""
     lists: list[Any] = [_optim_foreach_types, _utils_foreach_types]
@@ -85,6 +133,14 @@ def current_backward() -> int:
     """A number for the backward that runs now, another for each; -1 outside of any."""
     private: Any = torch._C
     return int(private._current_graph_task_id())
+
+
+def elementwise_kernel(code: str, *, num_outputs: int, **numbers: int) -> Any:
+    """A function of CUDA tensors from the C++ code for one element, compiled when it is called.
+
+    `numbers` are arguments that are no tensors, and their defaults.
+    """
+    return torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs, **numbers)
 
 
 def fan_of(tensor: torch.Tensor, mode: str) -> int:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ReduceOp
 
+from shardwise._torch_compat import tree_leaves
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, each_tensor, wrap
 from shardwise.sharded_tensor.to_layout import reshard
 from shardwise.sharding_spec.replicated import PartialShardingSpec, parse_reduce_op
 
@@ -95,9 +96,12 @@ class _PartialTensor(ShardedTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """As of a ShardedTensor; what is still to be reduced by the same operation is one, too."""
         if func in _CAT:
             return _cat(*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        first = next(arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, _PartialTensor))
+        return each_tensor(lambda value: _partial(value, first), result)
 
 
 def _check_local(local_shard: object, rank: int) -> None:
@@ -108,6 +112,20 @@ def _check_local(local_shard: object, rank: int) -> None:
             expected="a plain torch.Tensor",
             got=type(local_shard).__name__,
         )
+
+
+def _partial(value: ShardedTensor, like: _PartialTensor) -> ShardedTensor:
+    """A tensor of which every rank has an addend, under its old name."""
+    state = value._state
+    addends = PartialShardingSpec(
+        [placement_at(rank, state.device.type) for rank in state.comm.ranks],
+        parse_reduce_op(like._reduce_op, "_PartialTensor"),
+    )
+    if state.layout.pending is None or state.layout != addends.layout(state.layout.shape):
+        return value
+    made: Any = wrap(state, _PartialTensor)
+    made._reduce_op = like._reduce_op
+    return made  # type: ignore[no-any-return]  # of this class
 
 
 def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> _PartialTensor:

@@ -9,10 +9,12 @@ import torch
 from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError
 from shardwise.sharded_tensor.distributing import as_replicated, digest
-from shardwise.sharded_tensor.resharding import replicated_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.resharding import replicated_layout, replicated_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, each_tensor, wrap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
@@ -34,6 +36,20 @@ class ReplicatedTensor(ShardedTensor):
         made: Any = wrap(as_replicated(given, process_group=process_group)._state, cls)
         return made  # type: ignore[no-any-return]  # of class `cls`
 
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """As of a ShardedTensor; what comes of replicated tensors alone is one, too."""
+        result = super().__torch_function__(func, types, args, kwargs)
+        if not all(issubclass(kind, ReplicatedTensor) for kind in types):
+            return result
+        return each_tensor(_replicated, result)
+
     def validate(self) -> bool:
         """True if all ranks of the group have the same values, up to rounding. All ranks call it.
 
@@ -53,6 +69,14 @@ class ReplicatedTensor(ShardedTensor):
                 fix="Make it from the same values on every rank.",
             )
         return True
+
+
+def _replicated(value: ShardedTensor) -> ShardedTensor:
+    """A tensor that every rank of its group has whole, under its old name."""
+    state = value._state
+    if state.members is None or state.layout != replicated_layout(state.layout.shape, state):
+        return value
+    return wrap(state, ReplicatedTensor)
 
 
 def _strangers(mine: torch.Tensor, seen: list[Any], members: Communicator) -> list[int]:

@@ -5,6 +5,7 @@ A function is added to the programs by a line in `OPS`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,6 +45,10 @@ def _sequences(*given: Shape) -> Shape | None:
     return given[0] if len(given[0]) > 1 and len(set(given)) == 1 else None
 
 
+def _same(*given: Shape) -> Shape | None:
+    return given[0] if len(set(given)) == 1 else None
+
+
 def _plus_in_place(x: Any, y: Any) -> Any:
     copy = x.clone()
     copy += y
@@ -53,6 +58,33 @@ def _plus_in_place(x: Any, y: Any) -> Any:
 def _into(x: Any, y: Any) -> Any:
     made = x + y
     return made.copy_(y.sin())
+
+
+def _turned(shape: Shape) -> Shape:
+    return shape[::-1]
+
+
+def _halved(shape: Shape) -> Shape:
+    """Of the last dim every second."""
+    return (*shape[:-1], -(-shape[-1] // 2)) if shape else shape
+
+
+def _write_row(x: Any, y: Any) -> Any:
+    made = (x * 0.5).contiguous()
+    made[..., :1] = y.sum()
+    made.view(-1)[1:].mul_(0.5)
+    return made
+
+
+def _joined(x: Shape, y: Shape) -> Shape | None:
+    """The shape of what is put together along dim 0, as long as it stays small."""
+    fit = len(x) == len(y) and x[1:] == y[1:] and len(x) > 0 and x[0] + y[0] < 9
+    return (x[0] + y[0], *x[1:]) if fit else None
+
+
+def _with_dims(least: int) -> Callable[[Shape], Shape | None]:
+    """The shape of functions of tensors with `least` dims and some elements in each."""
+    return lambda x: x if len(x) >= least and 0 not in x else None
 
 
 class Op(NamedTuple):
@@ -87,6 +119,22 @@ OPS = [
     Op("attention", 3, F.scaled_dot_product_attention, _sequences),
     Op("pool", 1, lambda x: F.max_pool1d(x, 1), lambda x: x if len(x) in (2, 3) else None),
     Op("detach", 2, lambda x, y: x * y.detach()),
+    Op("turn", 1, lambda x: x.permute(tuple(range(x.dim()))[::-1]), _turned),
+    Op("halve", 1, lambda x: x[..., ::2] if x.dim() else x * 1, _halved),
+    Op("flatten", 1, lambda x: x.reshape(-1), lambda shape: (math.prod(shape),)),
+    Op("lift", 1, lambda x: x.unsqueeze(0).expand(2, *x.shape).sum(0) * 0.5),
+    Op("write", 2, _write_row, lambda x, y: x if x else None),
+    Op("cat", 2, lambda x, y: torch.cat([x, y]), _joined),
+    Op("stack", 2, lambda x, y: torch.stack([x, y], -1).sum(-1), _same),
+    Op("flip", 1, lambda x: x.flip(tuple(range(x.dim())))),
+    Op("roll", 1, lambda x: x.roll(1, -1), _with_dims(1)),
+    Op("pad", 1, lambda x: F.pad(x, (1, -1), value=0.5), _with_dims(1)),
+    Op("tril", 1, torch.tril, _with_dims(2)),
+    Op("softmax", 1, lambda x: x.softmax(-1)),
+    Op("log_softmax", 1, lambda x: F.log_softmax(x, 0)),
+    Op("layer_norm", 1, lambda x: F.layer_norm(x, x.shape[-1:], eps=1.0), _with_dims(1)),
+    Op("rms_norm", 1, lambda x: F.rms_norm(x, x.shape, eps=1.0), _with_dims(1)),
+    Op("mse_loss", 2, lambda x, y: F.mse_loss(x, y, reduction="none"), _same),
 ]
 _BY_NAME = {op.name: op for op in OPS}
 
@@ -201,7 +249,7 @@ def test_programs_on_real_ranks() -> None:
 
 def test_programs_are_not_idle() -> None:
     """The strategy takes every step, several ranks, broadcasting and reshards."""
-    found = examples(programs(), 200)
+    found = examples(programs(), 400)
     names = {step.op for program in found for step in program.steps}
     assert names == {"", *_BY_NAME}
     assert {program.world_size for program in found} == {1, 2, 3, 4}

@@ -16,7 +16,11 @@ from shardwise.geometry import Box
 from shardwise.random import (
     Key,
     fill_bernoulli_,
+    fill_cauchy_,
+    fill_exponential_,
+    fill_geometric_,
     fill_integers_,
+    fill_log_normal_,
     fill_normal_,
     fill_trunc_normal_,
     fill_uniform_,
@@ -33,6 +37,11 @@ FILLS: list[Fill] = [
     (fill_normal_, {"mean": 1.0, "std": 2.0}),
     (fill_trunc_normal_, {"a": -1.0, "b": 3.0}),
     (fill_bernoulli_, {"p": 0.3}),
+    (fill_bernoulli_, {"p": 0.3, "value": 1.7}),
+    (fill_exponential_, {"rate": 2.0}),
+    (fill_geometric_, {"p": 0.2}),
+    (fill_log_normal_, {"mean": 0.5, "std": 0.8}),
+    (fill_cauchy_, {"median": 1.0, "sigma": 0.1}),
 ]
 LARGE = 1 << 18
 
@@ -183,6 +192,30 @@ def test_distributions_are_those_of_scipy(dtype: torch.dtype, size: int) -> None
     assert _is_distributed(scaled, lambda x: (x + 3) / 8)
     scaled = _full(fill_normal_, (size,), dtype, mean=-3.0, std=0.5)
     assert _is_distributed(scaled, lambda x: ndtr((x + 3) / 0.5))
+    assert _is_distributed(
+        _full(fill_exponential_, (size,), dtype, rate=0.5), stats.expon(0, 2).cdf
+    )
+    scaled = _full(fill_log_normal_, (size,), dtype, mean=0.5, std=0.7)
+    assert _is_distributed(scaled, stats.lognorm(0.7, scale=math.exp(0.5)).cdf)
+    scaled = _full(fill_cauchy_, (size,), dtype, median=-1.0, sigma=3.0)
+    assert _is_distributed(scaled, stats.cauchy(-1.0, 3.0).cdf)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.5, 0.9])
+def test_geometric_numbers_are_those_of_scipy(p: float) -> None:
+    drawn = _full(fill_geometric_, (LARGE,), torch.int64, p=p)
+    assert drawn.min() == 1
+    most = int(drawn.max())
+    shares = torch.bincount(drawn, minlength=most + 1)[1:] / LARGE
+    wanted = torch.from_numpy(stats.geom(p).pmf(range(1, most + 1)))
+    assert (shares - wanted).abs().max() < 5 * math.sqrt(p / LARGE)
+    assert torch.equal(_full(fill_geometric_, (LARGE,), torch.float32, p=p), drawn.float())
+
+
+def test_what_is_too_large_for_a_dtype_is_its_end() -> None:
+    assert _full(fill_geometric_, (4096,), torch.uint8, p=1e-4).max() == 255
+    assert _full(fill_log_normal_, (4096,), torch.float16, mean=9.0).max() == math.inf
+    assert _full(fill_exponential_, (LARGE,), torch.float16, rate=1e6).min() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -359,6 +392,10 @@ def test_what_does_not_fit_is_named(
         (fill_integers_, torch.uint8, {"low": -1, "high": 9}, "low: expected a whole number >= 0"),
         (fill_integers_, torch.int64, {"low": 3, "high": 3}, "low < high"),
         (fill_bernoulli_, torch.float32, {"p": 1.5}, "from 0 to 1"),
+        (fill_exponential_, torch.float32, {"rate": 0.0}, "finite number > 0"),
+        (fill_geometric_, torch.float32, {"p": 1.0}, "between 0 and 1"),
+        (fill_cauchy_, torch.float32, {"sigma": -1.0}, "finite number > 0"),
+        (fill_log_normal_, torch.float32, {"std": -1.0}, "std >= 0"),
     ],
 )
 def test_parameters_out_of_range_are_refused(

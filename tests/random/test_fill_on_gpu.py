@@ -11,7 +11,11 @@ from shardwise.geometry import Box
 from shardwise.random import (
     Key,
     fill_bernoulli_,
+    fill_cauchy_,
+    fill_exponential_,
+    fill_geometric_,
     fill_integers_,
+    fill_log_normal_,
     fill_normal_,
     fill_trunc_normal_,
     fill_uniform_,
@@ -33,6 +37,11 @@ CASES: list[tuple[Callable[..., torch.Tensor], list[torch.dtype], dict[str, Any]
     (fill_integers_, INTEGERS, {"low": 0, "high": 2}),
     (fill_integers_, [torch.int64], {"low": -(2**60), "high": 2**61}),
     (fill_bernoulli_, [torch.float32, torch.bool], {"p": 0.1}),
+    (fill_bernoulli_, FLOATS[:4], {"p": 0.1, "value": 1 / 0.9}),
+    (fill_exponential_, FLOATS[:4], {"rate": 2.0}),
+    (fill_geometric_, [torch.float32, torch.int64], {"p": 0.1}),
+    (fill_log_normal_, FLOATS[:4], {}),
+    (fill_cauchy_, FLOATS[:4], {"median": 1.0, "sigma": 2.0}),
 ]
 
 

@@ -32,7 +32,7 @@ def test_the_published_answer_for_zeros_is_found_in_every_way() -> None:
     answer = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
     philox = Philox(Key(0, 0))
     assert _by_hand(0, (0, 0)) == answer
-    assert _unsigned(philox.run(0, 1)) == answer
+    assert _unsigned(philox.run(0, 1, torch.device("cpu"))) == answer
     assert _unsigned(philox.at_once(np.array([0]))) == answer
     assert _unsigned(philox.at_once(torch.tensor([0]))) == answer
 
@@ -42,7 +42,9 @@ def test_all_ways_to_the_words_agree(key: tuple[int, int], firsts: list[int]) ->
     philox, count = Philox(Key(*key)), 3
     blocks = [first + k for first in firsts for k in range(count)]
     expected = [word for block in blocks for word in _by_hand(block, key)]
-    assert _unsigned([philox.run(first, count) for first in firsts]) == expected
+    assert (
+        _unsigned([philox.run(first, count, torch.device("cpu")) for first in firsts]) == expected
+    )
     assert _unsigned(philox.runs(firsts, count)) == expected
     assert _unsigned(philox.at_once(np.array(blocks))) == expected
     assert _unsigned(philox.at_once(torch.tensor(blocks))) == expected

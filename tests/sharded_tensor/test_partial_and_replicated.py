@@ -147,3 +147,30 @@ def test_a_replicated_tensor_is_whole_everywhere_and_knows_if_it_is_not(
     world_size: int, ranks: list[int]
 ) -> None:
     run_local(_replicated, world_size, ranks)
+
+
+def _classes(rank: int) -> None:
+    shardwise.implicit_comm("allow")
+    a, b = ReplicatedTensor(torch.ones(4, 4)), ReplicatedTensor(torch.ones(4, 4).requires_grad_())
+    for made in (a + b, 2 * a, a @ b, torch.relu(a), a.sum(), torch.cat([a, b]), *a.chunk(2)):
+        assert type(made) is ReplicatedTensor
+        assert made.validate()
+    assert type(a.shape) is torch.Size
+    cut = shardwise.distribute(torch.ones(4, 4), shardwise.chunk(0))
+    assert type(a + cut) is ShardedTensor
+    assert (a + cut).shard_layout == cut.shard_layout
+    (a * b).sum().backward()
+    assert torch.equal(b.grad.full_tensor(), torch.ones(4, 4))
+
+    p, q = _PartialTensor(torch.full((4, 4), 1.0 + rank)), _PartialTensor(torch.ones(4, 4))
+    for made in (p + q, 2 * p, p * a, torch.cat([p, q])):
+        assert type(made) is _PartialTensor
+        assert made._reduce_op == dist.ReduceOp.SUM
+    assert type(torch.relu(p)) is ShardedTensor  # reduced, since relu is not linear
+    assert torch.equal(
+        (p + q).reshard(shardwise.replicate()).local_tensor(), torch.full((4, 4), 5.0)
+    )
+
+
+def test_what_comes_of_the_old_classes_is_of_them() -> None:
+    run_local(_classes, 2)

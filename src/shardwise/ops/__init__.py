@@ -3,12 +3,25 @@
 from shardwise.ops import (  # noqa: F401  # they fill the table
     along,
     attention,
+    class_losses,
     convolution,
+    diagonal_views,
+    diagonals,
     elementwise,
+    inserting,
+    joining,
+    losses,
     multi_head,
+    normalizing,
+    padding,
     pooling,
     products,
+    rearranging,
     reductions,
+    reinterpreting,
+    reshaping,
+    softmax,
+    views,
 )
 from shardwise.ops.rule import COMPOSITES, RULES, Call, Decision, Need, Operand, Rule, Then
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.geometry import Box
 from shardwise.ops.reduction import (
     Fold,
     Reduced,
@@ -21,13 +20,13 @@ from shardwise.ops.reduction import (
     tie_of,
 )
 from shardwise.ops.rule import Decision, Need, Then
-from shardwise.ops.work import Use, need_of
+from shardwise.ops.statistics import needed_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Layout
-    from shardwise.ops.reduction import Tensors, Terms
+    from shardwise.geometry import Box
+    from shardwise.ops.reduction import Tensors
     from shardwise.ops.rule import Call
 
 __all__ = ["decide_cumulative"]
@@ -46,8 +45,7 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
         return decide_whole(call, terms_of(layout, along, call.rank), layout, phantom=one)
     terms = terms_of(layout, replace(along, width=1), call.rank, along=dim)
     slots = slots_of(terms, _totals(dim, is_product=is_product), layout, call.rank)
-    need, place = _need_of_totals(terms, layout, slots.layouts[0].shape, call.rank)
-    before = _places(terms, layout, place, call.rank)
+    totals_of = needed_slots(terms, layout, slots.layouts[0].shape, call.rank)
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -61,7 +59,7 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     def add(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         totals, own = pieces
         found = []
-        for one, box, places in zip(own, layout.boxes_of(call.rank), before, strict=True):
+        for one, box, places in zip(own, layout.boxes_of(call.rank), totals_of.places, strict=True):
             if not box.volume:  # in the graph of the totals all the same
                 found.append(one + tie_of(totals, one.dtype).reshape(one.shape))
                 continue
@@ -74,7 +72,10 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
         (*slots.layouts, layout),
         kernel,
         then=Then(
-            (need, Need(layout)), (layout,), add, lambda *ties: [tie_of(ties, ties[-1].dtype)]
+            (totals_of.need, Need(layout)),
+            (layout,),
+            add,
+            lambda *ties: [tie_of(ties, ties[-1].dtype)],
         ),
         phantom=phantom,
     )
@@ -87,37 +88,6 @@ def _totals(dim: int, *, is_product: bool) -> Fold:
         return (piece.narrow(dim, -1, 1).unsqueeze(0),)
 
     return Fold(lift, lambda parts: parts, lambda part: part, lambda _: ((int(is_product),),))
-
-
-def _need_of_totals(
-    terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int
-) -> tuple[Need, dict[tuple[Box, Any], int]]:
-    """All totals of a cell on each rank that has some; what they are used for is each piece."""
-    uses = []
-    for box, owner, _ in layout:
-        if box.volume:
-            part = kept_box(box, terms.reduced)
-            cells = [cell for cell in terms.holders if cell.volume and part.contains(cell)]
-            uses += [Use(_all_slots(cell, shape[0]), owner, box) for cell in cells]
-    return need_of(shape, uses, rank)
-
-
-def _all_slots(cell: Box, count: int) -> Box:
-    return Box((0, 0, *cell.start), (count, 1, *cell.stop))
-
-
-def _places(
-    terms: Terms, layout: Layout, place: dict[tuple[Box, Any], int], rank: int
-) -> list[list[tuple[Box, int, int]]]:
-    """For each local piece its cells, where their totals are, and how many come before it."""
-    boxes = layout.boxes_of(rank)
-    total = terms.num_slots
-    found: list[list[tuple[Box, int, int]]] = [[] for _ in boxes]
-    for (cell, term), shares in terms.shares.items():
-        for share in shares:
-            slots = place[_all_slots(cell, total), boxes[share.piece]]
-            found[share.piece].append((cell, slots, term))
-    return found
 
 
 def _earlier(

@@ -10,7 +10,7 @@ import torch
 from shardwise.errors import OpError
 from shardwise.ops.names import functions_named
 from shardwise.ops.pointwise import decide_pointwise, pointwise, with_dims
-from shardwise.ops.rule import Need, Operand, Rule, register
+from shardwise.ops.rule import Need, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,3 +117,11 @@ def _decide_prelu(call: Call) -> Decision | None:
 
 register(Rule("frexp", _decide_frexp, reads_numbers=False), functions_named(["frexp"]))
 register(Rule("prelu", _decide_prelu, reads_numbers=False), functions_named(["prelu"]))
+
+
+@composite("glu", functions_named(["glu"]))
+def _glu(input: Any, dim: int = -1) -> Any:  # torch's name
+    """Half of a dim times the sigmoid of the other half, wherever these are."""
+    result = torch.nn.functional.glu(torch.empty(input.shape, device="meta"), dim)
+    half = result.shape[dim]
+    return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))

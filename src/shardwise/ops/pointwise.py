@@ -21,14 +21,14 @@ from shardwise.ops.work import Use, bytes_moved, need_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Linear", "decide_pointwise", "pointwise", "with_dims"]
+__all__ = ["Linear", "Spot", "decide_pointwise", "needed_beside", "pointwise", "with_dims"]
 
 # In which operands a function is linear, so that a pending sum can stay pending:
 # "each": in all together, as a + b; "one": in any one of them, as a * b; "first": as a / b.
 Linear = Literal["each", "one", "first"]
 
 
-class _Spot(NamedTuple):
+class Spot(NamedTuple):
     """Where a rank finds its piece of an operand: which of its pieces, and what part of it."""
 
     piece: int
@@ -44,7 +44,7 @@ class _Way(NamedTuple):
 
     output: Layout
     needs: tuple[Need, ...]
-    spots: tuple[tuple[_Spot, ...], ...]  # per operand, per local box of the result
+    spots: tuple[tuple[Spot, ...], ...]  # per operand, per local box of the result
     cost: int  # bytes
 
 
@@ -183,7 +183,7 @@ def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
-    found = [_needed(operand, output, linear, call.rank) for operand in call.operands]
+    found = [needed_beside(operand, output, linear, call.rank) for operand in call.operands]
     needs = tuple(need for need, _ in found)
     cost = sum(map(bytes_moved, call.operands, needs))
     return _Way(output, needs, tuple(spots for _, spots in found), cost)
@@ -204,15 +204,15 @@ def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> 
     return _way(call, target.layout, linear)
 
 
-def _needed(
+def needed_beside(
     operand: Operand, output: Layout, linear: Linear | None, rank: int
-) -> tuple[Need, tuple[_Spot, ...]]:
+) -> tuple[Need, tuple[Spot, ...]]:
     """In which layout an operand is needed, and where each local box finds its piece."""
     count = len(output.boxes_of(rank))
     is_term = linear == "each" or operand.layout.pending is not None
     is_alike = output.pending is None or is_term
     if operand.shape == output.shape and is_alike:
-        return Need(output), tuple(map(_Spot, range(count)))
+        return Need(output), tuple(map(Spot, range(count)))
     if not len(output):  # of a tensor without elements
         return Need(operand.layout.bar), ()
     entries = [(box, owner, (box, term)) for box, owner, term in output]
@@ -225,9 +225,9 @@ def _needed(
     for box, term in zip(output.boxes_of(rank), output.terms_of(rank), strict=True):
         part = parts[box]
         if has_whole:
-            spots.append(_Spot(place[whole, (box, term)], part.slices()))
+            spots.append(Spot(place[whole, (box, term)], part.slices()))
         else:
-            spots.append(_Spot(place[part, (box, term)]))
+            spots.append(Spot(place[part, (box, term)]))
     return need, tuple(spots)
 
 

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Fold",
+    "Prepared",
     "Reduced",
     "Share",
     "Slots",
     "Terms",
     "decide_fold",
+    "decide_slots",
     "decide_terms",
     "decide_whole",
     "dtype_now",
@@ -51,6 +53,7 @@ __all__ = [
     "slots_of",
     "terms_of",
     "tie_of",
+    "unit_of",
 ]
 
 Tensors = tuple["torch.Tensor", ...]
@@ -70,6 +73,7 @@ class Reduced:
     dims: tuple[int, ...]  # ascending
     keepdim: bool = False
     width: int = 1  # what is left of a reduced dim, if it is kept
+    group: tuple[int, int] | None = None  # a dim that is kept, of so many neighbours one
 
     @property
     def is_full(self) -> bool:
@@ -78,12 +82,16 @@ class Reduced:
     @property
     def count(self) -> int:
         """How many elements make one of the result."""
-        return math.prod(self.shape[dim] for dim in self.dims)
+        count = math.prod(self.shape[dim] for dim in self.dims)
+        return count if self.group is None else count * self.group[1]
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
         """Of the result, if reduced dims are kept."""
-        return tuple(self.width if d in self.dims else n for d, n in enumerate(self.shape))
+        kept = [self.width if d in self.dims else n for d, n in enumerate(self.shape)]
+        if self.group is not None:
+            kept[self.group[0]] //= self.group[1]
+        return tuple(kept)
 
     def squeezed(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """What is one per dim of the tensor, for the dims of the result."""
@@ -154,10 +162,12 @@ def reduced_of(
 def kept_box(box: Box, reduced: Reduced) -> Box:
     """The part of the result that a box has a share of, reduced dims kept."""
     dims, width = reduced.dims, reduced.width
-    return Box(
-        tuple(0 if d in dims else low for d, low in enumerate(box.start)),
-        tuple(width if d in dims else high for d, high in enumerate(box.stop)),
-    )
+    start = [0 if d in dims else low for d, low in enumerate(box.start)]
+    stop = [width if d in dims else high for d, high in enumerate(box.stop)]
+    if reduced.group is not None:
+        dim, size = reduced.group
+        start[dim], stop[dim] = start[dim] // size, -(-stop[dim] // size)
+    return Box(tuple(start), tuple(stop))
 
 
 def terms_of(layout: Layout, reduced: Reduced, rank: int, *, along: int | None = None) -> Terms:
@@ -245,6 +255,23 @@ def tie_of(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     return tie
 
 
+def unit_of(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """Ones of the first tensor's dtype, following from all as far as there are gradients.
+
+    What a rank without pieces computes of it has the graph that pieces have elsewhere, so that
+    gradients of gradients meet the same exchanges there.
+    """
+    first = tensors[0]
+    ones = torch.ones(shape, dtype=first.dtype, device=first.device)
+    if first.is_floating_point() or first.is_complex():
+        ones = ones + tie_of(tensors, first.dtype).sum()
+    return ones
+
+
+def _as_tie(result: torch.Tensor) -> torch.Tensor:
+    return result.reshape(-1)[:0]
+
+
 # -- decisions -------------------------------------------------------------------------------------
 
 
@@ -254,16 +281,15 @@ def _replicated(shape: tuple[int, ...], ranks: Sequence[int]) -> Layout:
 
 def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> Decision:
     """Every rank computes all of it: what tensors without elements need, which cost nothing."""
-    operand = call.operands[0]
     results = outlines(call)
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
-        return [[result] for result in _listed(invoke(pieces[0][0]))]
+        return [[result] for result in _listed(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
-        (Need(_replicated(operand.shape, call.ranks)),),
+        tuple(Need(_replicated(operand.shape, call.ranks)) for operand in call.operands),
         tuple(_replicated(tuple(result.shape), call.ranks) for result in results),
         kernel,
         pack=pack,
@@ -277,13 +303,14 @@ def outlines(call: Call) -> list[torch.Tensor]:
 
 def outline_of(call: Call) -> Any:
     """The same, as torch returns it."""
+    # On the CPU there are the errors that people know.
+    has_elements = any(math.prod(operand.shape) for operand in call.operands)
+    device = "meta" if has_elements else "cpu"
 
     def outline(value: Any) -> Any:
         if isinstance(value, Operand):
-            # On the CPU there are the errors that people know.
-            device = "meta" if math.prod(value.shape) else "cpu"
             return torch.empty(value.shape, dtype=value.dtype, device=device)
-        return value
+        return [*map(outline, value)] if isinstance(value, tuple | list) else value
 
     kwargs = {name: outline(value) for name, value in call.kwargs.items()}
     return call.function(*map(outline, call.args), **kwargs)
@@ -310,8 +337,8 @@ def dtype_now(call: Call, given: torch.dtype, device: torch.device) -> torch.dty
 
 def _phantom_of_fold(fold: Fold, ndim: int) -> Phantom:
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        unit = fold.lift(x.detach().new_ones((1,) * ndim), Box.whole((1,) * ndim))
-        return [tie_of([x], result.dtype) for result in fold.final(unit)]
+        unit = fold.lift(unit_of([x], (1,) * ndim), Box.whole((1,) * ndim))
+        return [_as_tie(result) for result in fold.final(unit)]
 
     return phantom
 
@@ -494,6 +521,28 @@ def decide_fold(
     if terms.is_whole and not fold.is_own:
         phantom_of_fold = _phantom_of_fold(fold, layout.ndim)
         return decide_whole(call, terms, layout, pack, phantom_of_fold)
+    return decide_slots(call, terms, layout, fold, pack=pack)
+
+
+class Prepared(NamedTuple):
+    """What a fold is of, if not of the pieces of one operand."""
+
+    needs: tuple[Need, ...]  # one per operand
+    pieces: Callable[[Sequence[Sequence[torch.Tensor]]], list[torch.Tensor]]  # one per local box
+    unit: Callable[[torch.Tensor], torch.Tensor]  # what it makes of a tensor of ones
+
+
+def decide_slots(
+    call: Call,
+    terms: Terms,
+    layout: Layout,
+    fold: Fold,
+    *,
+    prepared: Prepared | None = None,
+    pack: Callable[[list[Any]], Any] | None = None,
+) -> Decision:
+    """The partials of pieces in `layout` as slots, brought together, and the results of them."""
+    reduced = terms.reduced
     slots = slots_of(terms, fold, layout, call.rank)
     everybody = call.ranks if reduced.is_full else None
     together = [_together(terms, width, everybody) for width in slots.widths]
@@ -509,18 +558,29 @@ def decide_fold(
         return [list(column) for column in zip(*rows, strict=True)]
 
     def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
+        kept = [reduced.width if d in reduced.dims else 1 for d in range(len(reduced.shape))]
         units = [
-            tie.detach().new_ones((width, *(1,) * len(reduced.shape)))
-            for tie, width in zip(ties, slots.widths, strict=True)
+            unit_of([tie], (1, width, *kept)) for tie, width in zip(ties, slots.widths, strict=True)
         ]
-        return [tie_of(ties, one.dtype) for one in fold.final(tuple(units))]
+        return [_as_tie(one) for one in fold.final(fold.merge(tuple(units)))]
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        made = pieces if prepared is None else [prepared.pieces(pieces)]
+        return slots.kernel(made, invoke)
+
+    def phantom_of_slots(*ties: torch.Tensor) -> list[torch.Tensor]:
+        if prepared is None:
+            return slots.phantom(*ties)
+        return [_as_tie(prepared.unit(unit_of(ties, (1,) * layout.ndim)))]
 
     return Decision(
-        (Need(layout),),
+        (Need(layout),) if prepared is None else prepared.needs,
         slots.layouts,
-        slots.kernel,
+        kernel,
         then=Then(tuple(map(Need, together)), (result,) * count, finish, phantom),
-        phantom=slots.phantom,
+        phantom=phantom_of_slots,
         pack=pack,
     )
 
@@ -557,8 +617,7 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
             for box in layout.boxes_of(rank):
                 cell = Box(box.start[2:], box.stop[2:])
                 if not box.volume:
-                    dtype = phantom(pieces[0][0])[number].dtype
-                    made[-1].append(tie_of(pieces[0], dtype).reshape(box.shape))
+                    made[-1].append(phantom(pieces[0][0])[number].reshape(box.shape))
                 elif (shares := terms.shares.get((cell, box.start[0]))) is not None:
                     made[-1].append(_merged(fold, [partial(s) for s in shares])[number])
                 else:
@@ -566,10 +625,8 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
         return made
 
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        ndim = need.ndim
-        with torch.no_grad():
-            unit = fold.lift(x.new_ones((1,) * ndim), Box.whole((1,) * ndim))
-        return [tie_of([x], part.dtype) for part in unit]
+        unit = fold.lift(unit_of([x], (1,) * need.ndim), Box.whole((1,) * need.ndim))
+        return [_as_tie(part) for part in unit]
 
     return Slots(layouts, widths, kernel, phantom)
 

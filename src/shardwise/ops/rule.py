@@ -105,6 +105,8 @@ class Then(NamedTuple):
     outputs: tuple[Layout, ...]  # what the function returns
     kernel: Callable[[Sequence[Sequence[torch.Tensor]]], list[Pieces]]
     phantom: Callable[..., Any]  # as that of a decision, on a tie per output of the decision
+    # Operands whose pieces, as the decision's kernel had them, kernel and phantom get at the end.
+    operands: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,11 @@ class Decision:
     phantom: Callable[..., Any] | None = None
     is_one_call: bool = False  # whether the kernel on this rank is one `invoke` and no more
     is_in_place: bool = False  # whether the function changes its first operand and returns it
+    # Whether the outputs show the memory of the first operand; if that has to move, a copy of it.
+    is_view: bool = False
+    # What makes the one output of the one operand where a rank has one piece of each. For functions
+    # that mean something else on a piece: `x.view(8, -1)`.
+    local: Callable[[torch.Tensor], torch.Tensor] | None = None
     pack: Callable[[list[Any]], Any] | None = None  # several outputs -> what is returned; a tuple
 
 

@@ -16,7 +16,11 @@ True
 
 from shardwise.random.fill import (
     fill_bernoulli_,
+    fill_cauchy_,
+    fill_exponential_,
+    fill_geometric_,
     fill_integers_,
+    fill_log_normal_,
     fill_normal_,
     fill_trunc_normal_,
     fill_uniform_,
@@ -26,7 +30,11 @@ from shardwise.random.key import Key
 __all__ = [
     "Key",
     "fill_bernoulli_",
+    "fill_cauchy_",
+    "fill_exponential_",
+    "fill_geometric_",
     "fill_integers_",
+    "fill_log_normal_",
     "fill_normal_",
     "fill_trunc_normal_",
     "fill_uniform_",

@@ -27,9 +27,10 @@ from shardwise.random.arrays import (
     up_to,
     viewed_as,
 )
+from shardwise.random.elementary import exp64, log64, tangent64
 from shardwise.random.key import Key
 from shardwise.random.philox import BLOCK, Philox, cost_at_once, cost_of_run, upper_product
-from shardwise.random.quantile import normal32, normal64, quantile64
+from shardwise.random.quantile import halves64, normal32, normal64, quantile64
 from shardwise.random.regions import Rows, slabs
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "fill_bernoulli_",
+    "fill_cauchy_",
+    "fill_exponential_",
+    "fill_geometric_",
     "fill_integers_",
+    "fill_log_normal_",
     "fill_normal_",
     "fill_trunc_normal_",
     "fill_uniform_",
@@ -198,18 +203,113 @@ def fill_integers_(
 
 
 def fill_bernoulli_(
-    tensor: torch.Tensor, box: Box, shape: Sequence[int], key: Key, p: float = 0.5
+    tensor: torch.Tensor,
+    box: Box,
+    shape: Sequence[int],
+    key: Key,
+    p: float = 0.5,
+    *,
+    value: float = 1.0,
 ) -> torch.Tensor:
-    """1 with probability `p`, to the nearest multiple of 2**-32, else 0; of any real dtype."""
+    """`value` with probability `p`, to the nearest multiple of 2**-32, else 0.
+
+    Of any real dtype.
+    """
     sizes = _checked(tensor, box, shape, key, _FLOATS | _INTEGERS | {torch.bool})
-    chance = real_number(p, "p")
+    chance, scale = real_number(p, "p"), real_number(value, "value")
     if not 0.0 <= chance <= 1.0:
         raise ArgumentValueError("p", expected="a number from 0 to 1", got=p)
     below = round(chance * 2**32) - 2**31
     if below == 2**31:  # no int32, and all words are below it
-        _fill_constant(tensor, 1)
+        _fill_constant(tensor, value)
         return tensor
-    return _fill(tensor, box, sizes, key, 32, lambda words: words < below)
+    if scale == 1.0:
+        return _fill(tensor, box, sizes, key, 32, lambda words: words < below)
+    computed = _computed_in(tensor.dtype)
+
+    def values(words: Array) -> Array:
+        found = as_dtype(words < below, computed)
+        found *= scale
+        return found
+
+    return _fill(tensor, box, sizes, key, 32, values)
+
+
+def fill_exponential_(
+    tensor: torch.Tensor, box: Box, shape: Sequence[int], key: Key, rate: float = 1.0
+) -> torch.Tensor:
+    """Exponential numbers of mean 1 / `rate`; never 0."""
+    sizes = _checked(tensor, box, shape, key, _FLOATS)
+    scale = -1.0 / _positive(rate, "rate")
+    least = torch.finfo(tensor.dtype).tiny
+
+    def values(words: Array) -> Array:
+        found = log64(_inner_fractions(words))
+        found *= scale
+        return library(found).clip(found, least, None, out=found)
+
+    return _fill(tensor, box, sizes, key, 64, values)
+
+
+def fill_geometric_(
+    tensor: torch.Tensor, box: Box, shape: Sequence[int], key: Key, p: float
+) -> torch.Tensor:
+    """How many trials the first success takes, 1 or more, if each succeeds with probability `p`.
+
+    Of any real dtype; what an integer dtype cannot hold becomes its largest number.
+    """
+    sizes = _checked(tensor, box, shape, key, _FLOATS | _INTEGERS)
+    chance = real_number(p, "p")
+    if not 0.0 < chance < 1.0:
+        raise ArgumentValueError("p", expected="a number between 0 and 1", got=p)
+    scale = 1.0 / math.log1p(-chance)
+    kind = torch.finfo if tensor.dtype.is_floating_point else torch.iinfo
+    most = float(min(kind(tensor.dtype).max, 2**63 - 1024))  # a float64 below 2**63
+
+    def values(words: Array) -> Array:
+        found = log64(_inner_fractions(words))
+        found *= scale
+        library(found).ceil(found, out=found)
+        return library(found).clip(found, 1.0, most, out=found)
+
+    return _fill(tensor, box, sizes, key, 64, values)
+
+
+def fill_log_normal_(
+    tensor: torch.Tensor,
+    box: Box,
+    shape: Sequence[int],
+    key: Key,
+    mean: float = 1.0,
+    std: float = 2.0,
+) -> torch.Tensor:
+    """Numbers whose logarithms are normal, with this `mean` and `std`."""
+    sizes = _checked(tensor, box, shape, key, _FLOATS)
+    centre, spread = _mean_and_std(mean, std)
+
+    def values(words: Array) -> Array:
+        return exp64(_scaled(normal64(words), centre, spread))
+
+    return _fill(tensor, box, sizes, key, 64, values)
+
+
+def fill_cauchy_(
+    tensor: torch.Tensor,
+    box: Box,
+    shape: Sequence[int],
+    key: Key,
+    median: float = 0.0,
+    sigma: float = 1.0,
+) -> torch.Tensor:
+    """Cauchy numbers."""
+    sizes = _checked(tensor, box, shape, key, _FLOATS)
+    centre, spread = real_number(median, "median"), _positive(sigma, "sigma")
+
+    def values(words: Array) -> Array:
+        from_half, tail = (half.reshape(-1) for half in halves64(words))
+        return _scaled(tangent64(from_half, tail), centre, spread)
+
+    return _fill(tensor, box, sizes, key, 64, values)
 
 
 # -- words to values -------------------------------------------------------------------------
@@ -225,6 +325,13 @@ def _fractions(words: Array) -> Array:
     found *= 2.0**-bits
     found += 0.5  # words are signed
     return found
+
+
+def _inner_fractions(words: Array) -> Array:
+    """Numbers between 0 and 1 of int64 words, never one of the two."""
+    found = _fractions(words)
+    found += 2.0**-54
+    return library(found).clip(found, None, 1.0 - 2.0**-53, out=found).reshape(-1)
 
 
 def _scaled(normal: Array, mean: float, std: float) -> Array:
@@ -257,7 +364,7 @@ def _fill(
     if box.is_empty or tensor.is_meta:
         return tensor
     per_block, philox = BLOCK * 64 // bits, Philox(key)
-    with torch.no_grad():
+    with torch.no_grad(), np.errstate(over="ignore"):  # what is too large is infinite
         target = _native(tensor.detach())
         for slab in slabs(box, shape, _slab_size(Rows.of(box, shape), per_block, target)):
             found = values(_words(slab.rows, philox, bits, tensor.device)).reshape(slab.shape)
@@ -289,13 +396,15 @@ def _words(rows: Rows, philox: Philox, bits: int, device: torch.device) -> Array
     most_blocks = _most_blocks(rows.length, per_block)
     first = rows.first // per_block
     spanned = rows.last // per_block + 1 - first
-    cost = min(cost_of_run(most_blocks), cost_at_once(most_blocks))  # [Note: ways to the words]
-    if device.type == "cpu" and spanned <= rows.count * cost:
-        words = _cut(philox.run(first, spanned), bits)
+    on_cpu = device.type == "cpu"
+    # [Note: ways to the words]; elsewhere a block costs less than to find its place.
+    cost = min(cost_of_run(most_blocks), cost_at_once(most_blocks)) if on_cpu else 4 * most_blocks
+    if spanned <= rows.count * cost:
+        words = _cut(philox.run(first, spanned, device), bits)
         if rows.count == 1:
             return words[rows.first % per_block :][: rows.length]
         places = rows.starts(device) - first * per_block
-    elif device.type == "cpu" and cost == cost_of_run(most_blocks):
+    elif on_cpu and cost == cost_of_run(most_blocks):
         blocks, places = np.divmod(rows.starts(device), per_block)
         words = _cut(philox.runs(blocks.tolist(), most_blocks), bits)
         offset = rows.offset(per_block)
@@ -357,6 +466,13 @@ def _mean_and_std(mean: float, std: float) -> tuple[float, float]:
             "mean and std", expected="finite numbers, std >= 0", got=f"{mean} and {std}"
         )
     return centre, spread
+
+
+def _positive(value: float, name: str) -> float:
+    number = real_number(value, name)
+    if not 0.0 < number < math.inf:
+        raise ArgumentValueError(name, expected="a finite number > 0", got=value)
+    return number
 
 
 def _range_inside(

@@ -8,13 +8,18 @@ four words of 64 bits, from a counter of four words and a key of two. Here the c
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from shardwise._torch_compat import elementwise_kernel
 from shardwise.random.arrays import Array, zeros_like
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.random.key import Key
 
 __all__ = ["BLOCK", "Philox", "cost_at_once", "cost_of_run", "upper_product"]
@@ -34,7 +39,8 @@ class Philox:
     but needs 1.5 us (as long as 100 blocks) to find its place. The same by arithmetic on arrays of
     words takes 130 ns a block (8 blocks) wherever it is. So runs of blocks that are close together
     are cut out of one long run that goes through the gaps, long runs are made one by one, and
-    short ones far apart all at once. Elsewhere than on the CPU there is only the last.
+    short ones far apart all at once. Elsewhere than on the CPU there is only the last; on CUDA it
+    is one kernel.
     """
 
     def __init__(self, key: Key) -> None:
@@ -48,12 +54,14 @@ class Philox:
         self._state = _numpy_state(self._counter, halves)
         self._state_before_0 = _numpy_state([2**64 - 1] * 4, halves)
 
-    def run(self, first: int, count: int) -> Array:
-        """Words of `count` blocks from number `first` on, int64, on the CPU."""
-        return self.runs([first], count)
+    def run(self, first: int, count: int, device: torch.device) -> Array:
+        """Words of `count` blocks from number `first` on, int64."""
+        if device.type == "cpu":
+            return self.runs([first], count)
+        return self.at_once(torch.arange(first, first + count, device=device))
 
     def runs(self, firsts: list[int], count: int) -> Array:
-        """The same for several runs, one after the other."""
+        """The same for several runs, one after the other, on the CPU."""
         generator, state, counter = self._generator, self._state, self._counter
         found = []
         for first in firsts:
@@ -64,6 +72,9 @@ class Philox:
 
     def at_once(self, blocks: Array) -> Array:
         """Words of blocks by number, int64, where `blocks` is."""
+        if isinstance(blocks, torch.Tensor) and blocks.is_cuda:
+            seed, call = self._round_keys[0]
+            return torch.stack(_kernel()(blocks, seed=seed, call=call), 1).reshape(-1)
         word0 = blocks + 0  # a copy
         word1, word2, word3 = (zeros_like(word0) for _ in range(3))
         for key0, key1 in self._round_keys:
@@ -80,6 +91,33 @@ class Philox:
         for k, word in enumerate((word0, word1, word2, word3)):
             found[:, k] = word
         return found.reshape(-1)
+
+
+_CODE = """
+template <typename T>
+void philox4x64(T block, T seed, T call, T& a, T& b, T& c, T& d) {
+  unsigned long long w0 = block, w1 = 0, w2 = 0, w3 = 0, k0 = seed, k1 = call;
+  for (int round = 0; round < ROUNDS; ++round) {
+    unsigned long long h0 = __umul64hi(w0, M0), h1 = __umul64hi(w2, M1);
+    unsigned long long l0 = w0 * M0, l1 = w2 * M1;
+    w0 = h1 ^ w1 ^ k0; w1 = l1; w2 = h0 ^ w3 ^ k1; w3 = l0;
+    k0 += S0; k1 += S1;
+  }
+  a = w0; b = w1; c = w2; d = w3;
+}
+"""
+
+
+@cache
+def _kernel() -> Callable[..., tuple[torch.Tensor, ...]]:
+    """(blocks, seed=, call=) -> the four words of each; compiled at the first call."""
+    names = {"M0": _MULTIPLIERS[0], "M1": _MULTIPLIERS[1], "S0": _KEY_STEPS[0], "S1": _KEY_STEPS[1]}
+    code = _CODE.replace("ROUNDS", str(_ROUNDS))
+    for name, value in names.items():
+        code = code.replace(name, f"{value:#x}ULL")
+    found: Callable[..., tuple[torch.Tensor, ...]]
+    found = elementwise_kernel(code, num_outputs=BLOCK, seed=0, call=0)
+    return found
 
 
 def cost_of_run(count: int) -> int:

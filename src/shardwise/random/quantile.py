@@ -6,17 +6,17 @@ neighbours, and a truncated normal is as easy as a whole one.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from shardwise.random.arrays import Array, as_dtype, indices_where, library, viewed_as
+from shardwise.random.elementary import log64, polynomial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["normal32", "normal64", "quantile64"]
+__all__ = ["halves64", "normal32", "normal64", "quantile64"]
 
 # -- 32 bits ---------------------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ def normal32(words: Array) -> Array:
     root *= tail
     for _ in range(3):
         library(root).sqrt(root, out=root)
-    normal = _polynomial(_UPPER32, root, out=tail)
-    normal /= _polynomial(_LOWER32, root, out=spare)
+    normal = polynomial(_UPPER32, root, out=tail)
+    normal /= polynomial(_LOWER32, root, out=spare)
     spare[...] = words
     spare += 0.5
     normal *= spare
@@ -124,11 +124,15 @@ _FAR64 = (
 )
 _MIDDLE = 0.425  # the middle ends this far from 1/2
 _FAR = 5.0
-_SQRT_HALF_BITS = 0x3FE6A09E667F3BCD  # sqrt(1/2) as a float64
 
 
 def normal64(words: Array) -> Array:
     """Standard normal float64 numbers of int64 words, of which 53 bits count; up to 8.3 in size."""
+    return quantile64(*halves64(words))
+
+
+def halves64(words: Array) -> tuple[Array, Array]:
+    """Probabilities p of int64 words, as `p - 1/2` and `min(p, 1 - p)`; overwrites the words."""
     words >>= 11
     apart = words >> 63
     apart ^= words
@@ -136,7 +140,7 @@ def normal64(words: Array) -> Array:
     from_half, tail = _centred(words, torch.float64), _centred(apart, torch.float64)
     from_half *= 2.0**-53
     tail *= 2.0**-53
-    return quantile64(from_half, tail)
+    return from_half, tail
 
 
 def quantile64(from_half: Array, tail: Array) -> Array:
@@ -156,7 +160,7 @@ def quantile64(from_half: Array, tail: Array) -> Array:
 
 
 def _tail_quantile(tail: Array, from_half: Array) -> Array:
-    root = _log(tail)
+    root = log64(tail)
     root *= -1.0
     library(root).sqrt(root, out=root)
     found = _quotient(_TAIL64, root - 1.6)
@@ -164,26 +168,6 @@ def _tail_quantile(tail: Array, from_half: Array) -> Array:
     if len(far):
         found[far] = _quotient(_FAR64, root[far] - _FAR)
     found *= library(found).sign(from_half)
-    return found
-
-
-def _log(values: Array) -> Array:
-    """Natural logarithms of normal float64 numbers > 0, to an ulp or two; overwrites them.
-
-    log(2**e m) = e log(2) + 2 artanh((m - 1) / (m + 1)) with sqrt(1/2) <= m < sqrt(2).
-    """
-    bits = viewed_as(values, torch.int64)
-    exponents = bits - _SQRT_HALF_BITS
-    exponents >>= 52
-    bits -= exponents << 52
-    ratio = values - 1.0
-    values += 1.0
-    ratio /= values
-    series = _polynomial([2.0 / (2 * k + 1) for k in range(11)], ratio * ratio)
-    series *= ratio
-    found = as_dtype(exponents, torch.float64)
-    found *= math.log(2.0)
-    found += series
     return found
 
 
@@ -199,21 +183,6 @@ def _centred(words: Array, dtype: torch.dtype) -> Array:
 
 def _quotient(polynomials: Sequence[Sequence[float]], at: Array) -> Array:
     upper, lower = polynomials
-    found = _polynomial(upper, at)
-    found /= _polynomial(lower, at)
-    return found
-
-
-def _polynomial(coefficients: Sequence[float], at: Array, out: Array = None) -> Array:
-    """Horner's rule; `coefficients` begin with the constant one."""
-    first, *others, last = coefficients
-    if last == 1.0:
-        found = library(at).add(at, others.pop(), out=out)
-        found *= at
-    else:
-        found = library(at).multiply(at, last, out=out)
-    for coefficient in reversed(others):
-        found += coefficient
-        found *= at
-    found += first
+    found = polynomial(upper, at)
+    found /= polynomial(lower, at)
     return found

@@ -5,6 +5,8 @@ from shardwise.sharded_tensor import (  # noqa: F401
     autograd,
     comparing,
     copying,
+    draws,
+    dropout,
     fallback,
     foreach,
     inspecting,
@@ -12,6 +14,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     moving,
     pickling,
     running,
+    through_views,
 )
 
 # The seed's submodules, which its users reach as attributes of this one.

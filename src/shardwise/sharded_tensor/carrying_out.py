@@ -16,7 +16,7 @@ from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
-from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.state import Seen, State
 from shardwise.sharded_tensor.tensor import check_writable, show_requires_grad, wrap
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run_pieces(
         if torch.is_grad_enabled():
             show_requires_grad(args[0])
         return args[0]
-    ndims = [len(operand.shape) for operand in known.operands]
+    ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
     made = _made(
         decision.outputs,
         lambda: decision.kernel(pieces, invoke),
@@ -76,16 +76,24 @@ def run_pieces(
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
     if decision.then is not None:
-        made = _afterwards(decision.then, made)
+        made = _afterwards(decision.then, made, pieces)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
+    view_of = _lost(decision, first) if decision.is_view else ()
     for one in made:
-        one.is_from_rows = one.is_special = is_from_rows
+        one.is_from_rows, one.view_of = is_from_rows, view_of
+        one.is_special = is_from_rows or bool(view_of)
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _lost(decision: Decision, base: State) -> tuple[Seen, ...]:
+    """What views of `base` show a copy of. [Note: lost views] in `state.py`"""
+    is_copy = decision.needs[0].layout != base.layout
+    return (*base.view_of, Seen.now(base.carriers)) if is_copy else base.view_of
 
 
 def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
@@ -125,10 +133,13 @@ def _made(
     ]
 
 
-def _afterwards(then: Then, made: Sequence[State]) -> list[State]:
-    """What is computed of outputs once they are where they are needed."""
+def _afterwards(
+    then: Then, made: Sequence[State], given: Sequence[Sequence[torch.Tensor]]
+) -> list[State]:
+    """What is computed of outputs once they are where they are needed; `given` are operands."""
     first = made[0]
     pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
+    pieces += [given[k] for k in then.operands]
     return _made(
         then.outputs,
         lambda: then.kernel(pieces),
@@ -167,4 +178,6 @@ def _write_into_tie(
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
         return piece.sum(dtype=piece.dtype)
-    return piece.reshape(-1)[:0].view((0,) * ndim)
+    # A view, since what is written into a view has to reach what it shows.
+    some = piece if piece.dim() else piece.view(1)
+    return some.narrow(0, 0, 0).view((0,) * ndim)

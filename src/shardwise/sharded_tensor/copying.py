@@ -23,7 +23,6 @@ from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
     replicated_layout,
-    replicated_state,
     reshard_state,
 )
 from shardwise.sharded_tensor.state import Seen
@@ -192,7 +191,7 @@ def _in_layout_of(state: State, source: torch.Tensor) -> State:
             got=given,
         )
     if isinstance(source, ShardedTensor):
-        source = replicated_state(source._state).shards[0]
+        return reshard_state(source.expand(shape)._state, state.layout)  # type: ignore[attr-defined]
     full = cut_state(source.expand(shape), state, layout=state.layout.bar)
     return reshard_state(full, state.layout)
 

@@ -15,7 +15,7 @@ from shardwise.sharded_tensor.resharding import check_one_group, replicated
 from shardwise.sharded_tensor.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.ops import Decision, Need, Rule
@@ -40,6 +40,7 @@ class Known(NamedTuple):
     is_always_quick: bool = False  # also with gradients; and gives a new tensor
     output: Any = None  # the layout of the decision's first
     like_argument: int | None = None  # the position of `like` among the arguments
+    local: Callable[[torch.Tensor], torch.Tensor] | None = None  # the decision's
 
 
 def decide(
@@ -59,7 +60,8 @@ def decide(
             slots.append(slot)
             return next(left)
         if isinstance(value, list | tuple):
-            return tuple(replaced(one, (*slot, k)) for k, one in enumerate(value))
+            listed = [replaced(one, (*slot, k)) for k, one in enumerate(value)]
+            return listed if isinstance(value, list) else tuple(listed)  # x[[0, 1]], x[0, 1]
         return value
 
     seen = tuple(replaced(arg, (k,)) for k, arg in enumerate(args))
@@ -79,7 +81,7 @@ def decide(
         for operand, need in pairs
     )
     is_quick = (
-        decision.is_one_call
+        (decision.is_one_call or decision.local is not None)
         and has_one_piece
         and stays
         and decision.finish is None
@@ -104,6 +106,7 @@ def decide(
         is_quick and not is_slow_with_grad and not decision.is_in_place,
         decision.outputs[0],
         slots[like[0]][0] if like else None,
+        decision.local,
     )
 
 

@@ -9,6 +9,7 @@ from shardwise.call_site import user_level
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.transfer import plan_reshard
 from shardwise.transfer.units import format_bytes
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from shardwise.settings import Change
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["ImplicitComm", "ImplicitCommWarning", "announce", "announce_move", "implicit_comm"]
+__all__ = [
+    "ImplicitComm",
+    "ImplicitCommWarning",
+    "announce",
+    "announce_move",
+    "implicit_comm",
+    "settle",
+]
 
 ImplicitComm = Literal["allow", "warn", "error"]
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
@@ -73,3 +81,9 @@ def announce_move(func: Any, state: State, layout: Layout) -> None:
     nbytes = plan_reshard(state.layout, layout, state.dtype.itemsize).total_bytes
     if nbytes:
         announce(func, [state.layout], nbytes, state.rank)
+
+
+def settle(func: Any, state: State) -> State:
+    """The same tensor with nothing pending, of which a function says that it reduces it."""
+    announce_move(func, state, state.layout.bar)
+    return reshard_state(state, state.layout.bar)

@@ -15,9 +15,8 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.implicit import announce_move
+from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.remote_shards import connect
-from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.on_device import on_device
 
@@ -52,7 +51,7 @@ def _moved(
         )
     device = _own(device)
     if dtype is not None and dtype != state.dtype and not _keeps_terms(state, dtype):
-        state = _settled(state)
+        state = settle(_Tensor.to, state)
     carriers = [
         local.to(
             device=device,
@@ -85,12 +84,6 @@ def _keeps_terms(state: State, dtype: torch.dtype) -> bool:
         return dtype.is_complex  # the real part of a product is not that of real parts
     has_fractions = all(kind.is_floating_point or kind.is_complex for kind in (state.dtype, dtype))
     return pending is None or has_fractions
-
-
-def _settled(state: State) -> State:
-    """The same with nothing pending."""
-    announce_move(_Tensor.to, state, state.layout.bar)
-    return reshard_state(state, state.layout.bar)
 
 
 def _own(device: torch.device | None) -> torch.device | None:

@@ -152,9 +152,50 @@ def _normal(
 
 @handles(_Tensor.bernoulli_)
 def _bernoulli(
-    tensor: ShardedTensor, p: float = 0.5, *, generator: torch.Generator | None = None
+    tensor: ShardedTensor, p: float | torch.Tensor = 0.5, *, generator: Any = None
 ) -> ShardedTensor:
+    if isinstance(p, torch.Tensor):
+        with torch.no_grad():  # a chance for each element, as `tensor` has them
+            chances = torch.zeros_like(tensor, dtype=p.dtype) + p
+            drawn = torch.bernoulli(chances, generator=generator)
+        return tensor.copy_(drawn)  # type: ignore[return-value]
     return _filled(tensor, partial(random.fill_bernoulli_, p=p), generator)
+
+
+@handles(_Tensor.exponential_)
+def _exponential(
+    tensor: ShardedTensor, lambd: float = 1, *, generator: torch.Generator | None = None
+) -> ShardedTensor:
+    return _filled(tensor, partial(random.fill_exponential_, rate=lambd), generator)
+
+
+@handles(_Tensor.geometric_)
+def _geometric(
+    tensor: ShardedTensor, p: float, *, generator: torch.Generator | None = None
+) -> ShardedTensor:
+    return _filled(tensor, partial(random.fill_geometric_, p=p), generator)
+
+
+@handles(_Tensor.log_normal_)
+def _log_normal(
+    tensor: ShardedTensor,
+    mean: float = 1,
+    std: float = 2,
+    *,
+    generator: torch.Generator | None = None,
+) -> ShardedTensor:
+    return _filled(tensor, partial(random.fill_log_normal_, mean=mean, std=std), generator)
+
+
+@handles(_Tensor.cauchy_)
+def _cauchy(
+    tensor: ShardedTensor,
+    median: float = 0,
+    sigma: float = 1,
+    *,
+    generator: torch.Generator | None = None,
+) -> ShardedTensor:
+    return _filled(tensor, partial(random.fill_cauchy_, median=median, sigma=sigma), generator)
 
 
 @handles(_Tensor.random_)

@@ -8,9 +8,11 @@ known yet, `carrying_out.py` does what is not quick.
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -56,7 +58,10 @@ _grad_fn = _Tensor.grad_fn.__get__
 _NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
-_PLAIN = _NUMBERS | {bool, str, type(None), torch.dtype}  # arguments that are themselves in a key
+_MAY_BE_PLAIN = (torch.Tensor, list, tuple)  # arguments that are plain tensors, or have some
+# Arguments that are themselves in a key, and those of which it has the parts.
+_PLAIN = _NUMBERS | {bool, str, type(None), EllipsisType, torch.dtype}
+_OF_PARTS = frozenset({tuple, list, slice, torch.Size})
 
 
 def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -93,13 +98,20 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                     key.append(kind)
                     key.append(None if kind in _NUMBERS and not reads_numbers else arg)
                     here.append(arg)
+                elif kind in _OF_PARTS:
+                    tensors: list[Found] = []
+                    _note(arg, key, tensors, reads_numbers=reads_numbers)
+                    if tensors:
+                        break
+                    here.append(arg)
                 else:
                     break
             else:
                 members = first.members
                 known = None if members is None else members.decisions.get(tuple(key))
                 if known is not None and known.is_always_quick and not is_debugging():
-                    piece = func(*here)
+                    local = known.local
+                    piece = func(*here) if local is None else local(here[0])
                     if piece is here[0]:
                         return args[0]
                     like, layout = known.like_argument, known.output
@@ -146,12 +158,12 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 is_from_rows |= state.is_from_rows
             else:
                 here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
-                has_plain = has_plain or isinstance(arg, torch.Tensor)
+                has_plain = has_plain or isinstance(arg, _MAY_BE_PLAIN)
     if kwargs:
         for name, arg in kwargs.items():
             key.append(name)
             _note(arg, key, found, reads_numbers=rule.reads_numbers)
-            has_plain = has_plain or isinstance(arg, torch.Tensor)
+            has_plain = has_plain or isinstance(arg, _MAY_BE_PLAIN)
     if has_plain:
         given = _with_rows(rule, args, kwargs, found)
         if given is not None:
@@ -192,7 +204,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if torch.is_grad_enabled():
             show_requires_grad(args[0])
         return args[0]
-    piece = func(*here, **kwargs)
+    piece = func(*here, **kwargs) if known.local is None else known.local(here[0])
     if piece is here[0]:
         return args[0]
     spec = None if like is None else found[like].spec  # type: ignore[union-attr]
@@ -201,6 +213,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     )
     if is_from_rows:
         made.is_from_rows = made.is_special = True
+    if decision.is_view and first.view_of:  # [Note: lost views] in `state.py`
+        made.view_of, made.is_special = first.view_of, True
     return wrap(made)
 
 
@@ -226,7 +240,13 @@ def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) 
 
     Returns what takes its place in the quick way.
     """
-    if isinstance(arg, torch.Tensor):
+    kind = type(arg)
+    if kind in _PLAIN:
+        # The type too, since 1 == 1.0 == True.
+        key += (kind, None if kind in _NUMBERS and not reads_numbers else arg)
+    elif kind is slice:
+        key += (kind, *map(_whole_or_none, (arg.start, arg.stop, arg.step)))
+    elif isinstance(arg, torch.Tensor):
         if isinstance(arg, ShardedTensor):
             check_usable(arg)
             found.append(arg._state)
@@ -236,14 +256,18 @@ def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) 
             found.append(arg)
             key += (arg.shape, arg.dtype)
     elif isinstance(arg, list | tuple):
-        key.append(len(arg))
+        key += (list if isinstance(arg, list) else tuple, len(arg))  # x[[0, 1]] is not x[0, 1]
         for one in arg:
             _note(one, key, found, reads_numbers=reads_numbers)
     else:
-        # The type too, since 1 == 1.0 == True.
-        is_number = type(arg) in _NUMBERS or isinstance(arg, np.number)
-        key += (type(arg), None if is_number and not reads_numbers else arg)
+        is_number = isinstance(arg, np.number)
+        key += (kind, None if is_number and not reads_numbers else arg)
     return arg
+
+
+def _whole_or_none(end: Any) -> int | None:
+    """An end of a slice, which has no hash itself."""
+    return end if end is None or type(end) is int else operator.index(end)
 
 
 def _with_rows(

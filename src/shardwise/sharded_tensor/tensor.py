@@ -65,6 +65,7 @@ __all__ = [
     "check_usable",
     "check_writable",
     "compute_by_gathering",
+    "each_tensor",
     "live_state",
     "make_wrapper",
     "register_fallback",
@@ -384,6 +385,15 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     if requires_grad:
         _watch(tensor)
     return tensor
+
+
+def each_tensor(change: Callable[[ShardedTensor], Any], result: Any) -> Any:
+    """What a torch function gave, with every sharded tensor of no subclass changed."""
+    if type(result) is ShardedTensor:
+        return change(result)
+    if type(result) in (tuple, list):  # a torch.Size is none, and stays what it is
+        return type(result)([each_tensor(change, one) for one in result])
+    return result
 
 
 def live_state(tensor: ShardedTensorBase) -> State:

@@ -1,6 +1,17 @@
 """Samples of every function that has a rule, by the rule's name: what the tests of ops run."""
 
-from tests.ops.samples import along, attention, convolution, elementwise, products, reductions
+from tests.ops.samples import (
+    along,
+    attention,
+    convolution,
+    elementwise,
+    joining,
+    losses,
+    normalizing,
+    products,
+    reductions,
+    shapes,
+)
 
 from shardwise.testing import Sample
 
@@ -9,6 +20,10 @@ SAMPLES: dict[str, list[Sample]] = {
     **attention.SAMPLES,
     **convolution.SAMPLES,
     **elementwise.SAMPLES,
+    **joining.SAMPLES,
+    **losses.SAMPLES,
+    **normalizing.SAMPLES,
     **products.SAMPLES,
     **reductions.SAMPLES,
+    **shapes.SAMPLES,
 }

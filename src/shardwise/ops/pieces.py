@@ -1,0 +1,265 @@
+"""Results that ranks make of what they hold: boxes are mapped, and nothing moves.
+
+A function of this kind says what becomes of a box of each operand: *parts*, which are boxes of the
+result with the way to compute them from the piece. Parts are where the piece is, so that all
+replicas and all addends of a box come out alike. Parts that line up on the same ranks are merged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from shardwise.geometry import Box, Layout
+from shardwise.ops.reduction import tie_of
+from shardwise.ops.rule import Decision, Need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardwise.geometry import ReduceOp
+    from shardwise.ops.rule import Call
+
+__all__ = ["Mapped", "Part", "decide_filled", "decide_parts", "tied", "with_range"]
+
+
+class Part(NamedTuple):
+    """A box of the result, and how it is made of a piece."""
+
+    box: Box
+    make: Callable[[torch.Tensor], torch.Tensor] | None = None  # None: by the call's own function
+    is_new: bool = True  # whether what `make` gives never shares memory with the piece
+
+
+class Mapped(NamedTuple):
+    """An operand in the layout in which it is needed, and what becomes of a box of it.
+
+    Every box has at least one part, if only one without elements: a piece that goes nowhere would
+    leave the graph ([Note: every rank is in every graph] in `comm/differentiable.py`).
+    """
+
+    layout: Layout
+    parts: Callable[[Box], Sequence[Part]]
+
+
+class _Made(NamedTuple):
+    """A part on this rank: of which operand and piece."""
+
+    operand: int
+    piece: int
+    part: Part
+
+
+class _Joined(NamedTuple):
+    """Parts along a dim; None: parts without elements, of one box."""
+
+    dim: int | None
+    recipes: tuple[_Made | _Joined, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A box of the result: who holds it, and how this rank makes each of its terms."""
+
+    holders: frozenset[tuple[int, int]]  # (rank, term)
+    recipes: dict[int, _Made | _Joined]  # term -> recipe
+
+
+def decide_parts(
+    call: Call,
+    operands: Sequence[Mapped],
+    shape: tuple[int, ...],
+    *,
+    merge: Iterable[int] = (),
+    dtype: torch.dtype | None = None,
+) -> Decision:
+    """The decision by which every part is made where its piece is.
+
+    `merge`: the dims along which parts are merged. `dtype`, of the result: that of all operands.
+    Pending reductions pass through; they have to be of one kind.
+    """
+    held = _held(operands, call.rank)
+    for dim in merge:
+        held = _merged(held, dim)
+    output = _layout(held, shape, _pending(operands))
+    recipes = [
+        recipe
+        for _, _, recipe in sorted(
+            (box, term, recipe) for box, one in held.items() for term, recipe in one.recipes.items()
+        )
+    ]
+    used = {key for recipe in recipes for key in _pieces_of(recipe)}
+    result_dtype = call.operands[0].dtype if dtype is None else dtype
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        found = [_made(recipe, pieces, invoke) for recipe in recipes]
+        found[0] = tied(found[0], _unused(pieces, used))
+        return [found]
+
+    is_one_call = [_is_call(recipe) for recipe in recipes] == [True]
+    return Decision(
+        tuple(Need(operand.layout) for operand in operands),
+        (output,),
+        kernel,
+        phantom=lambda *ties: tie_of(ties, result_dtype),
+        is_one_call=is_one_call,
+    )
+
+
+def _pending(operands: Sequence[Mapped]) -> ReduceOp | None:
+    found = {one.layout.pending for one in operands} - {None}
+    assert len(found) < 2
+    return found.pop() if found else None
+
+
+def _held(operands: Sequence[Mapped], rank: int) -> dict[Box, _Held]:
+    """The parts of all entries, by their boxes."""
+    holders: dict[Box, set[tuple[int, int]]] = defaultdict(set)
+    recipes: dict[Box, dict[int, list[_Made]]] = defaultdict(lambda: defaultdict(list))
+    for k, (layout, parts) in enumerate(operands):
+        known = {box: parts(box) for box in dict.fromkeys(layout.boxes)}
+        for box, owner, term in layout:
+            for part in known[box]:
+                holders[part.box].add((owner, term if part.box.volume else 0))
+        own = zip(layout.boxes_of(rank), layout.terms_of(rank), strict=True)
+        for piece, (box, term) in enumerate(own):
+            for part in known[box]:
+                number = term if part.box.volume else 0  # nothing to add up
+                recipes[part.box][number].append(_Made(k, piece, part))
+    return {
+        box: _Held(
+            frozenset(owners),
+            {
+                term: made[0] if len(made) == 1 else _Joined(None, tuple(made))
+                for term, made in recipes[box].items()
+            },
+        )
+        for box, owners in holders.items()
+    }
+
+
+def _merged(held: dict[Box, _Held], dim: int) -> dict[Box, _Held]:
+    """Boxes that follow one another along `dim` with the same holders, as one."""
+    lines: dict[Any, list[Box]] = defaultdict(list)
+    for box, one in held.items():
+        lines[with_range(box, dim, 0, 0), one.holders].append(box)
+    found: dict[Box, _Held] = {}
+    for line in lines.values():
+        for chain in _chains(line, dim):
+            joined = with_range(chain[0], dim, chain[0].start[dim], chain[-1].stop[dim])
+            made = _joined([held[one] for one in chain], dim)
+            found[joined] = _both(found[joined], made) if joined in found else made
+    return found
+
+
+def _chains(line: Sequence[Box], dim: int) -> list[list[Box]]:
+    """Boxes that differ along `dim` only, those together that follow one another."""
+    found: list[list[Box]] = []
+    for box in sorted(line, key=lambda box: (box.start[dim], box.stop[dim])):
+        if found and found[-1][-1].stop[dim] == box.start[dim]:
+            found[-1].append(box)
+        else:
+            found.append([box])
+    return found
+
+
+def _both(one: _Held, other: _Held) -> _Held:
+    """What is held of a box without elements that came about twice."""
+    recipes = one.recipes | other.recipes
+    if one.recipes and other.recipes:
+        recipes = {0: _Joined(None, (one.recipes[0], other.recipes[0]))}
+    return _Held(one.holders | other.holders, recipes)
+
+
+def _joined(chain: Sequence[_Held], dim: int) -> _Held:
+    if len(chain) == 1:
+        return chain[0]
+    recipes = {
+        term: _Joined(dim, tuple(one.recipes[term] for one in chain)) for term in chain[0].recipes
+    }
+    return _Held(chain[0].holders, dict(recipes))
+
+
+def _layout(held: dict[Box, _Held], shape: tuple[int, ...], pending: ReduceOp | None) -> Layout:
+    rows = [(box, *holder) for box, one in held.items() for holder in sorted(one.holders)]
+    boxes, owners = [box for box, _, _ in rows], [owner for _, owner, _ in rows]
+    if pending is None:
+        return Layout(shape, boxes, owners)
+    return Layout(shape, boxes, owners, terms=[term for _, _, term in rows], pending=pending)
+
+
+def with_range(box: Box, dim: int, low: int, high: int) -> Box:
+    """The box with another range of one dim."""
+    return Box(
+        (*box.start[:dim], low, *box.start[dim + 1 :]),
+        (*box.stop[:dim], high, *box.stop[dim + 1 :]),
+    )
+
+
+# -- on a rank -------------------------------------------------------------------------------------
+
+
+def _is_call(recipe: _Made | _Joined) -> bool:
+    return isinstance(recipe, _Made) and recipe.part.make is None
+
+
+def _pieces_of(recipe: _Made | _Joined) -> list[tuple[int, int]]:
+    if isinstance(recipe, _Made):
+        return [(recipe.operand, recipe.piece)]
+    return [key for one in recipe.recipes for key in _pieces_of(one)]
+
+
+def _made(
+    recipe: _Made | _Joined,
+    pieces: Sequence[Sequence[torch.Tensor]],
+    invoke: Callable[..., Any],
+    *,
+    is_joined: bool = False,
+) -> torch.Tensor:
+    """What a recipe gives: memory of its own, unless it is joined with others at once."""
+    if isinstance(recipe, _Joined):
+        parts = [_made(one, pieces, invoke, is_joined=True) for one in recipe.recipes]
+        if recipe.dim is not None:
+            return torch.cat(parts, recipe.dim)
+        return torch.cat([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
+    piece, part = pieces[recipe.operand][recipe.piece], recipe.part
+    if part.make is None:
+        made: torch.Tensor = invoke(piece)
+        return made
+    found = part.make(piece)
+    return found if part.is_new or is_joined else found.clone()
+
+
+def _unused(
+    pieces: Sequence[Sequence[torch.Tensor]], used: set[tuple[int, int]]
+) -> list[torch.Tensor]:
+    return [
+        piece for k, held in enumerate(pieces) for j, piece in enumerate(held) if (k, j) not in used
+    ]
+
+
+def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor, following from the others too, for the sake of their graphs."""
+    followed = [other for other in others if other.requires_grad]
+    if not followed or not torch.is_grad_enabled():
+        return tensor
+    return torch.cat([tensor.reshape(-1), tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
+
+
+def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
+    """A result that has nothing of the operand, the same on all ranks."""
+    operand = call.operands[0]
+    boxes = [Box.whole(shape)] * len(call.ranks)
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        made = pieces[0][0].detach().new_full(shape, value)
+        return [[tied(made, pieces[0])]]
+
+    return Decision((Need(operand.layout),), (Layout(shape, boxes, call.ranks),), kernel)

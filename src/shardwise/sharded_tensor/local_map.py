@@ -1,0 +1,570 @@
+"""`local_map`: a user's function on local pieces, with declared layouts and exact gradients."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from shardwise._torch_compat import StopRecomputation, tree_leaves
+from shardwise.comm.agreement import explain, heard_by_all
+from shardwise.comm.differentiable import carriers_of, make_tie
+from shardwise.comm.process_group import communicator
+from shardwise.comm.ranks import ranks_text
+from shardwise.comm.tracing import TRACES, doing, recorded
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.geometry import Box, Layout
+from shardwise.geometry.box import as_shape
+from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.sharded_tensor.distributing import as_replicated
+from shardwise.sharded_tensor.entering import (
+    Entry,
+    enter,
+    homes_of,
+    inputs_behind,
+    leave_elsewhere,
+    tie,
+    works_of,
+)
+from shardwise.sharded_tensor.global_shapes import find_shape
+from shardwise.sharded_tensor.implicit import announce_move
+from shardwise.sharded_tensor.resharding import check_one_group, job_for, reshard_state
+from shardwise.sharded_tensor.spec_trees import is_one, leaves, matched, rebuilt
+from shardwise.sharded_tensor.state import State, only_layout
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.to_layout import target_of
+from shardwise.sharding_spec.spec import ShardingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.comm.differentiable import Carriers
+    from shardwise.sharded_tensor.spec_trees import Specs
+
+__all__ = ["local_map"]
+
+Shape = tuple[int, ...]
+_Pieces = list[torch.Tensor]
+_MOST_KEPT = 1024  # outcomes of a group
+
+
+def local_map(
+    fn: Callable[..., Any],
+    in_specs: Specs,
+    out_specs: Specs,
+    *,
+    redistribute: bool = True,
+    out_shapes: Sequence[Sequence[int]] | Literal["once", "exchange"] = "once",
+    process_group: ProcessGroup | Communicator | None = None,
+) -> Callable[..., Any]:
+    """A function of sharded tensors that runs `fn` on the local tensors of each rank.
+
+    `in_specs` has a spec, or a Layout, for each positional argument (one alone is for all tensors):
+    the argument comes to that layout, and `fn` gets the local piece; None passes an argument as it
+    is. With `redistribute=False` nothing is moved, and an argument elsewhere raises. `out_specs`
+    says which layouts what `fn` returns has, in tuples, lists or dicts as it returns them: cut,
+    replicated (every rank computed the same), pending (`shardwise.partial()`: ranks computed
+    addends), or None for what is no tensor. All ranks of the group call; keyword arguments are
+    passed as they are. `process_group` is for calls without sharded tensors.
+
+    Gradients are exact for every `fn` that autograd can follow and that does not communicate by
+    itself: those of replicas that enter work split over ranks are summed, once per distinct work.
+
+    A rank with several pieces runs `fn` once for each, with whole tensors shared; one with none
+    does not run it. Ranks tell each other the shapes of what came out, to know the global ones,
+    "once" per layouts of the arguments; where shapes change with the same layouts, at every call
+    ("exchange"). A list of global shapes, one per output with a spec, is for specs that do not say
+    them.
+
+    >>> import shardwise
+    >>> def scaled(rank):
+    ...     x = shardwise.distribute(torch.ones(4, 6), shardwise.chunk(0))
+    ...     double = shardwise.local_map(lambda x: 2 * x, shardwise.chunk(0), shardwise.chunk(0))
+    ...     return double(x).sum().item()
+    >>> shardwise.run_local(lambda rank: scaled(rank), 2)
+    [48.0, 48.0]
+    """
+    mapped = _LocalMap(
+        fn, in_specs, out_specs, redistribute, _checked_shapes(out_shapes), process_group
+    )
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with doing(f"local_map of {function_name(fn)}") if TRACES else nullcontext():
+            return mapped(args, kwargs)
+
+    return call
+
+
+def _checked_shapes(shapes: Any) -> Any:
+    if isinstance(shapes, str):
+        if shapes not in ("once", "exchange"):
+            raise ArgumentValueError(
+                "out_shapes of local_map", expected='"once", "exchange" or shapes', got=shapes
+            )
+        return shapes
+    return tuple(as_shape(shape) for shape in shapes)
+
+
+class _Report(NamedTuple):
+    """What a rank tells of the outputs of its calls, one after the other."""
+
+    shapes: tuple[tuple[Shape, ...], ...]  # per output, per call
+    kinds: tuple[tuple[torch.dtype, bool], ...] | None  # dtype and requires_grad; None: no call
+    used: frozenset[int]  # the inputs of which an output has a gradient
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the outputs are, for all ranks."""
+
+    layouts: tuple[Layout, ...]
+    kinds: tuple[tuple[torch.dtype, bool], ...]
+    used: frozenset[int]  # by some rank
+    works: dict[int, int]  # by rank the number of its work. [Note: whose work]
+    # Per output, per local piece: whether its gradient goes back here.
+    is_home: tuple[tuple[bool, ...], ...]
+
+
+class _LocalMap:
+    """What `local_map` returns, less its name."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        in_specs: Specs,
+        out_specs: Specs,
+        redistribute: bool,
+        out_shapes: Any,
+        process_group: Any,
+    ) -> None:
+        self.fn = fn
+        self.name = f"local_map of {function_name(fn)}"
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self.targets = [spec for spec in leaves(out_specs) if spec is not None]
+        self.redistribute = redistribute
+        self.out_shapes = out_shapes
+        self.process_group = process_group
+        # By group, by what is known of the arguments on all ranks.
+        self.known: WeakKeyDictionary[Communicator, dict[Hashable, _Outcome]] = WeakKeyDictionary()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pairs = self._arguments(args, kwargs)
+        states = [value for spec, value in pairs if spec is not None]
+        first = states[0] if states else None
+        members = communicator(self.process_group) if first is None else first.comm
+        check_one_group(self.name, states or [_nowhere(members)])
+        moved, entries = self._brought(pairs, states, members)
+        layouts = [state.layout for state in moved]
+        calls = {rank: self._num_calls(layouts, rank, members.rank) for rank in members.ranks}
+        key = self._key(moved, members)
+        made, others, problem = self._run(pairs, moved, calls[members.rank], args, kwargs)
+        outcome = self._outcome(key, made, moved, members, problem)
+        for entry in entries:
+            entry.learn(outcome.works)
+        carriers = _tied(outcome, made, moved, members)
+        return self._wrapped(outcome, carriers, others, members)
+
+    @staticmethod
+    def _key(moved: Sequence[State], members: Communicator) -> Hashable:
+        """What is known of the arguments on all ranks, and decides what the outputs are."""
+        has_grad = torch.is_grad_enabled()
+        kind = moved[0].device.type if moved else members.wire_device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        tensors = [(one.layout, one.dtype, has_grad and one.requires_grad) for one in moved]
+        return tuple(tensors), has_grad, autocast
+
+    # -- arguments -----------------------------------------------------------------------------
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """Each argument, those in lists too, with its spec; tensors that have one as states."""
+        specs = self.in_specs
+        if is_one(specs):
+            specs = tuple(specs if isinstance(arg, torch.Tensor) else None for arg in args)
+        pairs = list(matched(specs, args, f"in_specs of {self.name}"))
+        if any(isinstance(leaf, ShardedTensor) for leaf in tree_leaves(kwargs)):
+            raise ArgumentTypeError(
+                f"keyword arguments of {self.name}",
+                expected="no ShardedTensor, since they have no specs",
+                got="one",
+                fix="Pass it by position.",
+            )
+        group = next((v._state.comm for _, v in pairs if isinstance(v, ShardedTensor)), None)
+        return [(spec, self._state_of(spec, value, group)) for spec, value in pairs]
+
+    def _state_of(self, spec: Any, value: Any, group: Communicator | None) -> Any:
+        if spec is None:
+            if isinstance(value, ShardedTensor):
+                raise ArgumentTypeError(
+                    f"an argument of {self.name}",
+                    expected="a spec for it in in_specs",
+                    got="a ShardedTensor without",
+                    fix="Give one, or pass st.local_tensor().",
+                )
+            return value
+        if isinstance(value, ShardedTensor):
+            return live_state(value)
+        members: Any = communicator(self.process_group) if group is None else group
+        return as_replicated(value, process_group=members)._state
+
+    def _brought(
+        self, pairs: list[tuple[Any, Any]], states: list[State], members: Communicator
+    ) -> tuple[list[State], list[Entry]]:
+        """The arguments in their layouts, and those whose gradients may have to be summed."""
+        found, entries = [], []
+        specs = [spec for spec, _ in pairs if spec is not None]
+        for spec, state in zip(specs, states, strict=True):
+            with heard_by_all(self.name, members):
+                target = target_of(spec, state.layout.shape, state.rank)
+                members.ranks.check_members(target.layout.ranks, what=f"in_specs of {self.name}")
+                self._check_move(state, target.layout)
+            layout = target.layout
+            if state.layout.pending is not None or layout.pending is not None:
+                state = reshard_state(state, layout, devices=target.devices)
+            has_grad = state.requires_grad and torch.is_grad_enabled()
+            if not has_grad or layout.pending is not None or not _has_replicas(layout):
+                found.append(reshard_state(state, layout, devices=target.devices))
+                continue
+            entry = Entry(job_for(state, layout, target.devices, None))
+            entries.append(entry)
+            carriers = enter(entry, state.carriers)
+            found.append(state.with_carriers(carriers, layout=layout, spec=target.spec))
+        return found, entries
+
+    def _check_move(self, state: State, layout: Layout) -> None:
+        if state.layout == layout:
+            return
+        if not self.redistribute:
+            raise OpError(
+                f"an argument of {self.name} with redistribute=False",
+                rank=state.rank,
+                expected=str(layout),
+                got=str(state.layout),
+                fix="Bring it there first: shardwise.reshard(x, spec).",
+            )
+        announce_move(self.fn, state, layout)
+
+    def _num_calls(self, layouts: Sequence[Layout], rank: int, here: int) -> int:
+        """How often a rank runs the function: once per piece; whole tensors are for all of them."""
+        counts = {len(layout.boxes_of(rank)) for layout in layouts if not _is_whole(layout, rank)}
+        if len(counts) > 1:
+            raise OpError(
+                f"{self.name}: rank {rank} has different numbers of pieces of the arguments",
+                rank=here,
+                expected="as many pieces of each as of the others, or one that is the whole tensor",
+                got=", ".join(str(len(layout.boxes_of(rank))) for layout in layouts),
+                fix="Choose in_specs that cut all arguments alike.",
+            )
+        return counts.pop() if counts else 1
+
+    # -- the function --------------------------------------------------------------------------
+
+    def _run(
+        self,
+        pairs: list[tuple[Any, Any]],
+        moved: Sequence[State],
+        num_calls: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[list[_Pieces], list[list[Any]], Exception | None]:
+        """Pieces of each output that has a spec, and what the others are, call by call."""
+        made: list[_Pieces] = [[] for _ in self.targets]
+        others: list[list[Any]] = [[] for spec in leaves(self.out_specs) if spec is None]
+        try:
+            for number in range(num_calls):
+                pieces = [_piece(state, number) for state in moved]
+                given = _with_pieces(pairs, pieces)
+                specs = self.in_specs
+                if is_one(specs):
+                    specs = (None,) * len(args)
+                result = self.fn(*rebuilt(specs, iter(given)), **kwargs)
+                self._sort(result, made, others, pieces)
+        except StopRecomputation:  # of a checkpointed function, which is at its end
+            raise
+        except Exception as error:  # whatever it is, the other ranks want to know
+            return made, others, error
+        return made, others, None
+
+    def _sort(
+        self, result: Any, made: list[_Pieces], others: list[list[Any]], given: _Pieces
+    ) -> None:
+        tensors, rest = iter(made), iter(others)
+        for spec, value in matched(self.out_specs, result, f"what {self.name} returns"):
+            if spec is None:
+                next(rest).append(value)
+                continue
+            if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensor):
+                raise ArgumentTypeError(
+                    f"an output of {self.name}",
+                    expected="a plain torch.Tensor, as out_specs say",
+                    got=type(value).__name__,
+                )
+            if any(value is one for one in given):
+                value = value.view_as(value)  # a tensor of its own
+            next(tensors).append(value)
+
+    # -- what came out -------------------------------------------------------------------------
+
+    def _outcome(
+        self,
+        key: Hashable,
+        made: list[_Pieces],
+        moved: Sequence[State],
+        members: Communicator,
+        problem: Exception | None,
+    ) -> _Outcome:
+        """The outputs of all ranks; told by all unless it is known."""
+        known = self.known.setdefault(members, {})
+        found = known.get(key)
+        if found is None or self.out_shapes == "exchange":
+            reports = _told(self.name, made, moved, members, problem)
+            found = self._understood(reports, [state.layout for state in moved], members)
+            if len(known) >= _MOST_KEPT:
+                known.clear()
+            known[key] = found
+            return found
+        with heard_by_all(self.name, members):
+            if problem is not None:
+                raise problem
+            self._check_as_before(found, made, members.rank)
+        return found
+
+    def _check_as_before(self, found: _Outcome, made: list[_Pieces], rank: int) -> None:
+        for layout, kind, pieces in zip(found.layouts, found.kinds, made, strict=True):
+            expected = [(box.shape, *kind) for box in layout.boxes_of(rank)]
+            got = [(tuple(p.shape), p.dtype, p.requires_grad) for p in pieces]
+            if got != expected:
+                raise OpError(
+                    f"{self.name} returns something else than before, for arguments alike",
+                    rank=rank,
+                    expected=f"shape, dtype, requires_grad {expected}",
+                    got=got,
+                    fix='Pass out_shapes="exchange", with which ranks tell each other each time.',
+                )
+
+    def _understood(
+        self,
+        reports: Mapping[int, _Report],
+        inputs: Sequence[Layout],
+        members: Communicator,
+    ) -> _Outcome:
+        """What the outputs are, from what all ranks tell; the same on all, errors too."""
+        layouts = []
+        for number, target in enumerate(self.targets):
+            pieces = {rank: report.shapes[number] for rank, report in reports.items()}
+            layouts.append(self._layout(number, target, pieces, members))
+        kinds = self._kinds(reports, members.rank)
+        works = works_of(layouts, members.ranks)
+        homes = homes_of(layouts, works)
+        self._check_pending(inputs, works, members.rank)
+        mine = works[members.rank]
+        is_home = tuple(
+            tuple(
+                homes[number, box, term] == mine
+                for box, term in zip(
+                    layout.boxes_of(members.rank), layout.terms_of(members.rank), strict=True
+                )
+            )
+            for number, layout in enumerate(layouts)
+        )
+        used = frozenset[int]().union(*[report.used for report in reports.values()])
+        return _Outcome(tuple(layouts), kinds, used, works, is_home)
+
+    def _layout(
+        self,
+        number: int,
+        target: Any,
+        pieces: Mapping[int, tuple[Shape, ...]],
+        members: Communicator,
+    ) -> Layout:
+        rank = members.rank
+        what = f"output {number} of {self.name}"
+        shape: Shape | None
+        if isinstance(self.out_shapes, tuple):
+            shape = self.out_shapes[number]
+        elif isinstance(target, ShardingSpec):
+            shape = find_shape(target, pieces)
+        else:
+            shape = target_of(target, tuple(target.shape), rank).layout.shape
+        if shape is None:
+            raise OpError(
+                f"{what}: no global shape gives these pieces by its spec {target}",
+                rank=rank,
+                got=_by_rank(pieces),
+                fix="Change out_specs, or pass out_shapes=[...] with the global shapes.",
+            )
+        layout = target_of(target, shape, rank).layout
+        members.ranks.check_members(layout.ranks, what=f"out_specs of {self.name}")
+        wrong = {
+            owner: shapes
+            for owner, shapes in pieces.items()
+            if shapes != tuple(box.shape for box in layout.boxes_of(owner))
+        }
+        if wrong:
+            wanted = {owner: tuple(box.shape for box in layout.boxes_of(owner)) for owner in wrong}
+            raise OpError(
+                f"{what} of global shape {shape}",
+                rank=rank,
+                expected=f"pieces {_by_rank(wanted)}",
+                got=_by_rank(wrong),
+            )
+        return layout
+
+    def _kinds(
+        self, reports: Mapping[int, _Report], rank: int
+    ) -> tuple[tuple[torch.dtype, bool], ...]:
+        told = {owner: report.kinds for owner, report in reports.items() if report.kinds}
+        if not told:
+            if self.targets:
+                raise OpError(f"{self.name}: no rank has a piece of the arguments", rank=rank)
+            return ()
+        if len(set(told.values())) > 1:
+            raise OpError(
+                f"{self.name}: outputs differ in dtype or requires_grad",
+                rank=rank,
+                got="; ".join(f"rank {owner}: {kinds}" for owner, kinds in told.items()),
+            )
+        return next(iter(told.values()))
+
+    def _check_pending(self, inputs: Sequence[Layout], works: Mapping[int, int], rank: int) -> None:
+        """Replicas of an addend are for the same work: there is nothing that would sum them."""
+        for layout in inputs:
+            met: dict[tuple[Box, int], int] = {}
+            for box, owner, term in layout if layout.pending is not None else ():
+                if met.setdefault((box, term), works[owner]) != works[owner]:
+                    raise OpError(
+                        f"{self.name}: an addend of {layout} is on ranks that compute other things",
+                        rank=rank,
+                        fix="Choose in_specs in which nothing is pending.",
+                    )
+
+    def _wrapped(
+        self,
+        outcome: _Outcome,
+        carriers: Sequence[Carriers],
+        others: list[list[Any]],
+        members: Communicator,
+    ) -> Any:
+        group = getattr(members, "process_group", None)
+        specs = [spec if isinstance(spec, ShardingSpec) else None for spec in self.targets]
+        tensors = iter(
+            [
+                wrap(State(only_layout(layout), held, members.rank, members, spec, group))
+                for layout, held, spec in zip(outcome.layouts, carriers, specs, strict=True)
+            ]
+        )
+        rest = iter([None if not one else one[0] if len(one) == 1 else one for one in others])
+        found = [next(rest) if spec is None else next(tensors) for spec in leaves(self.out_specs)]
+        return rebuilt(self.out_specs, iter(found))
+
+
+# -- pieces and layouts ----------------------------------------------------------------------------
+
+
+def _nowhere(members: Communicator) -> State:
+    tie = make_tie(torch.get_default_dtype(), members.wire_device)
+    return State(Layout((0,), [], []), (tie,), members.rank, members)
+
+
+def _has_replicas(layout: Layout) -> bool:
+    return len(set(layout.boxes)) < len(layout)
+
+
+def _is_whole(layout: Layout, rank: int) -> bool:
+    boxes = layout.boxes_of(rank)
+    return len(boxes) == 1 and boxes[0].shape == layout.shape
+
+
+def _piece(state: State, number: int) -> torch.Tensor:
+    shards = state.shards
+    return shards[0 if _is_whole(state.layout, state.rank) else number]
+
+
+def _by_rank(pieces: Mapping[int, tuple[Shape, ...]]) -> str:
+    ranks: dict[tuple[Shape, ...], list[int]] = {}
+    for rank, shapes in pieces.items():
+        ranks.setdefault(shapes, []).append(rank)
+    return "; ".join(
+        f"{ranks_text(owners)}: {', '.join(map(str, shapes)) or 'none'}"
+        for shapes, owners in ranks.items()
+    )
+
+
+def _told(
+    name: str,
+    made: list[_Pieces],
+    moved: Sequence[State],
+    members: Communicator,
+    problem: Exception | None,
+) -> dict[int, _Report]:
+    """What all ranks have to tell; if one of them failed, all raise."""
+    kinds = tuple(
+        (pieces[0].dtype, any(p.requires_grad for p in pieces)) for pieces in made if pieces
+    )
+    shapes = tuple(tuple(tuple(piece.shape) for piece in pieces) for pieces in made)
+    carriers = [state.carriers for state in moved]
+    used = inputs_behind([piece for held in made for piece in held], carriers)
+    report = _Report(shapes, kinds or None, used, None if problem is None else str(problem))
+    if len(members.ranks) == 1:
+        reports: list[Any] = [report]
+    else:
+        with recorded("exchange output shapes", members, len(pickle.dumps(report))):
+            reports = members.gather_objects(report)
+    if any(one.problem is not None for one in reports):
+        if len(members.ranks) == 1:
+            assert problem is not None
+            raise problem
+        explain(name, {}, group=members, problem=problem)
+    return dict(zip(members.ranks, reports, strict=True))
+
+
+def _with_pieces(pairs: list[tuple[Any, Any]], pieces: _Pieces) -> list[Any]:
+    given = iter(pieces)
+    return [value if spec is None else next(given) for spec, value in pairs]
+
+
+def _tied(
+    outcome: _Outcome,
+    made: Sequence[_Pieces],
+    moved: Sequence[State],
+    members: Communicator,
+) -> list[Carriers]:
+    """The carriers of the outputs, in every rank's graph."""
+    device = moved[0].device if moved else members.wire_device
+    found: list[Carriers] = []
+    for pieces, kind, homes in zip(made, outcome.kinds, outcome.is_home, strict=True):
+        kept = [
+            piece if is_home or not piece.requires_grad else leave_elsewhere(piece)
+            for piece, is_home in zip(pieces, homes, strict=True)
+        ]
+        found.append(carriers_of(kept, dtype=kind[0], device=device))
+    if not torch.is_grad_enabled():
+        return found
+    followed = [k for k, (_, has_grad) in enumerate(outcome.kinds) if has_grad]
+    inputs = [
+        (carrier, not any(made) and number in outcome.used)
+        for number, state in enumerate(moved)
+        for carrier in state.carriers
+        if carrier.requires_grad
+    ]
+    if not inputs:
+        for k in followed:
+            if not made[k]:
+                found[k][0].requires_grad_()
+        return found
+    outs = [carrier for k in followed for carrier in found[k]]
+    if outs:
+        tied = iter(tie(outs, inputs))
+        for k in followed:
+            found[k] = tuple([next(tied) for _ in found[k]])
+    return found

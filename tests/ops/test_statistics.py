@@ -1,0 +1,187 @@
+"""What softmax, norms and losses exchange over cut dims; gradients of gradients; modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shardwise
+from shardwise.comm import communicator
+from shardwise.comm.simulate import simulate
+from shardwise.sharded_tensor.state import make_state
+from shardwise.sharded_tensor.tensor import wrap
+from shardwise.sharding_spec import parse_spec
+from shardwise.testing.op_check import shards_of_full
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TARGET = torch.tensor([3, 0, -100, 5, 2])
+WEIGHT = torch.tensor([0.5, 1.0, 1.5, 2.0, 0.7, 1.2], dtype=torch.float64)
+FULL = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+# To a number; by "rows" (dim 0) or "columns" (dim 1) of which a cut is no matter of statistics.
+LOSSES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "softmax": (lambda x: (x.softmax(1) ** 2).sum(), "rows"),
+    "log_softmax": (lambda x: (x.log_softmax(1) ** 2).sum(), "rows"),
+    "layer_norm": (lambda x: (F.layer_norm(x, (6,)) ** 3).sum(), "rows"),
+    "rms_norm": (lambda x: (F.rms_norm(x, (6,), WEIGHT) ** 3).sum(), "rows"),
+    "group_norm": (lambda x: (F.group_norm(x, 2) ** 3).sum(), "rows"),
+    "batch_norm": (
+        lambda x: (F.batch_norm(x, None, None, WEIGHT, training=True) ** 3).sum(),
+        "columns",
+    ),
+    "cross_entropy": (
+        lambda x: F.cross_entropy(x, TARGET, WEIGHT, label_smoothing=0.1),
+        "rows",
+    ),
+}
+SPECS = {"rows": "chunk(0)", "columns": "chunk(1)", "grid": "grid([2, 2])", "one": "on_rank(1)"}
+
+
+def _given(full: torch.Tensor, spec: str, *, has_grad: bool = True) -> Any:
+    members = communicator()
+    layout = parse_spec(spec, ranks=sorted(members.ranks), device="cpu").layout(tuple(full.shape))
+    shards = [
+        shard.requires_grad_(has_grad)
+        for shard in shards_of_full(full, layout).get(members.rank, [])
+    ]
+    return wrap(make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=has_grad))
+
+
+@pytest.mark.parametrize("cut", SPECS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_gradients_are_right(name: str, cut: str) -> None:
+    loss, _ = LOSSES[name]
+
+    def on_rank(rank: int) -> None:
+        x, full = _given(FULL, SPECS[cut]), FULL.clone().requires_grad_()
+        for one in (x, full):
+            (grad,) = torch.autograd.grad(loss(one), one, create_graph=True)
+            (grad**2).sum().backward()
+        torch.testing.assert_close(x.grad.full_tensor(), full.grad)
+
+    simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_graph_that_is_kept_gives_the_same_gradient_again(name: str) -> None:
+    loss, _ = LOSSES[name]
+
+    def on_rank(rank: int) -> None:
+        x = _given(FULL, "chunk(1)")
+        value = loss(x)
+        value.backward(retain_graph=True)
+        once = x.grad.full_tensor().clone()
+        value.backward()
+        torch.testing.assert_close(x.grad.full_tensor(), 2 * once)
+
+    simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_statistics_travel_once_each_way(name: str) -> None:
+    loss, free = LOSSES[name]
+
+    def counts(spec: str) -> tuple[int, int]:
+        x = _given(FULL, spec)
+        with shardwise.implicit_comm("error"), shardwise.trace(show=False) as there:
+            value = loss(x)
+        with shardwise.trace(show=False) as back:
+            value.backward()
+        own = [event for event in there.events if name in event.op]
+        return len(own), len(back.events)
+
+    def on_rank(rank: int) -> None:
+        cut = {"rows": "columns", "columns": "rows"}[free]
+        if name == "cross_entropy":
+            # Then its sums: of losses and of weights, to the rank that has no part of them.
+            assert counts(SPECS[cut]) == (3, 0)
+        else:
+            assert counts(SPECS[free]) == (0, 0)
+            assert counts(SPECS[cut]) == (1, 1)
+
+    simulate(on_rank, 4)
+
+
+def test_no_logits_travel_for_a_loss_of_many_classes() -> None:
+    logits = torch.randn(4, 4096, generator=torch.Generator().manual_seed(1))
+    target = torch.tensor([0, 4095, 2048, 7])
+
+    def on_rank(rank: int) -> None:
+        x = _given(logits, "chunk(1)")
+        with shardwise.implicit_comm("error"), shardwise.trace(show=False) as sent:
+            loss: Any = F.cross_entropy(x, target)
+            loss.backward()
+        assert len(sent.events) == 1
+        assert sent.total_bytes == 12 * 3 * 4 * 4  # messages, numbers per row, rows, bytes
+        torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(logits, target))
+
+    simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_rows_of_minus_infinity_are_as_in_torch(function: Callable[..., Any]) -> None:
+    full = FULL.clone()
+    full[0] = -torch.inf  # all of a row
+    full[1, 2:4] = -torch.inf  # all of what one rank has of it
+    full[2, 0] = -torch.inf
+
+    def on_rank(rank: int) -> None:
+        x, reference = _given(full, "chunk(1)"), full.clone().requires_grad_()
+        found, expected = function(x, 1), function(reference, 1)
+        torch.testing.assert_close(found.full_tensor(), expected, equal_nan=True)
+        keep = expected.detach().isfinite()
+        weights = torch.arange(30.0, dtype=torch.float64).reshape(5, 6)
+        torch.where(keep, found.full_tensor() * weights, 0).sum().backward()
+        torch.where(keep, expected * weights, 0).sum().backward()
+        assert reference.grad is not None
+        torch.testing.assert_close(x.grad.full_tensor()[1:], reference.grad[1:])
+
+    simulate(on_rank, 4)
+
+
+def test_a_target_that_is_no_class_raises_as_in_torch() -> None:
+    def on_rank(rank: int) -> None:
+        x = _given(FULL, "chunk(1, sizes=[2, 2, 1, 1])")  # a rank without any would wait
+        with pytest.raises(IndexError, match="Target 6 is out of bounds"):
+            F.cross_entropy(x, torch.tensor([0, 1, 6, 2, 3]))
+
+    simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("spec", ["chunk(0)", "chunk(1)", "grid([2, 2, 1])"])
+def test_modules_with_plain_parameters_are_those_of_the_whole_batch(spec: str) -> None:
+    full = torch.randn(6, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    modules: list[Callable[[], nn.Module]] = [
+        lambda: nn.BatchNorm1d(4),
+        lambda: nn.BatchNorm1d(4, momentum=None),
+        lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+        lambda: nn.GroupNorm(2, 4),
+        lambda: nn.LayerNorm((4, 3)),
+        lambda: nn.RMSNorm(3),
+    ]
+
+    def on_rank(rank: int) -> None:
+        for make in modules:
+            found, expected = make().double(), make().double()
+            for _ in range(2):
+                result = found(_given(full, spec, has_grad=False))
+                reference = expected(full)
+                (result**3).sum().backward()
+                (reference**3).sum().backward()
+                torch.testing.assert_close(result.full_tensor(), reference)
+            for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad)
+            for buffer, known in zip(found.buffers(), expected.buffers(), strict=True):
+                assert type(buffer) is torch.Tensor
+                torch.testing.assert_close(buffer, known)
+            found.eval()
+            expected.eval()
+            result = found(_given(full, spec, has_grad=False))
+            torch.testing.assert_close(result.full_tensor(), expected(full))
+
+    simulate(on_rank, 4)
