@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.ops.samples import SAMPLES, elementwise
+from tests.ops.samples import SAMPLES, along, convolution, elementwise
 
 import shardwise
 from shardwise.ops import COMPOSITES, RULES
@@ -22,8 +22,10 @@ ALL = [(name, sample) for name, samples in SAMPLES.items() for sample in samples
 IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(samples))]
 MOST_CASES = 12  # layouts per sample, chosen by its number
 
-# [Note: one rule for many] Functions of elements share one rule, so that together they see every
-# case many times: each is tried on a few layouts only, and on real ranks by its first sample.
+# [Note: one rule for many] Functions of elements share one rule, as others do, so that together
+# they see every case many times: each is tried on a few layouts only, and on real ranks by its
+# first sample.
+ONE_OF_MANY = {*elementwise.SAMPLES, *convolution.POOLINGS, *along.SAMPLES}
 
 
 def _cases(number: int, sample: Sample, most: int = MOST_CASES) -> list[tuple[Layout, ...]]:
@@ -40,7 +42,7 @@ def test_every_rule_has_samples() -> None:
 @pytest.mark.parametrize("number", range(len(ALL)), ids=IDS)
 def test_simulated(number: int) -> None:
     name, sample = ALL[number]
-    most = 3 if name in elementwise.SAMPLES else MOST_CASES  # [Note: one rule for many]
+    most = 3 if name in ONE_OF_MANY else MOST_CASES
     for layouts in _cases(number, sample, most):
         check_op(sample, layouts)
 
@@ -58,8 +60,8 @@ def test_layouts_that_are_kept(number: int) -> None:
 
 def _on_rank(rank: int) -> None:
     for number, (name, sample) in enumerate(ALL):
-        if name in elementwise.SAMPLES and sample is not SAMPLES[name][0]:
-            continue  # [Note: one rule for many]
+        if name in ONE_OF_MANY and sample is not SAMPLES[name][0]:
+            continue
         layouts = [_uneven(shape) for shape in sample.shapes]
         try:
             check_op_here(sample, layouts)
@@ -74,4 +76,4 @@ def _uneven(shape: tuple[int, ...]) -> Layout:
 
 
 def test_on_real_ranks() -> None:
-    shardwise.run_local(_on_rank, 3, timeout=180.0)
+    shardwise.run_local(_on_rank, 3, timeout=300)

@@ -13,6 +13,7 @@ import torch
 from shardwise.errors import OpError
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.names import functions_named
+from shardwise.ops.pattern import aligned, argument, names_of, place_of
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -51,18 +52,13 @@ def _fixed(*factors: str, output: str) -> Describe:
     return describe
 
 
-def _batch(count: int) -> tuple[Hashable, ...]:
-    """Names of `count` dims that are aligned at the last."""
-    return tuple(range(-count, 0))
-
-
 def _matmul(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
     if not left or not right:
         return None
-    of_left = (*_batch(left - 2), "m", "k") if left > 1 else ("k",)
-    of_right = (*_batch(right - 2), "k", "n") if right > 1 else ("k",)
-    batch = _batch(max(left, right) - 2)
+    of_left = (*aligned(left - 2), "m", "k") if left > 1 else ("k",)
+    of_right = (*aligned(right - 2), "k", "n") if right > 1 else ("k",)
+    batch = aligned(max(left, right) - 2)
     output = (*batch, *(["m"] if left > 1 else []), *(["n"] if right > 1 else []))
     return _Names((of_left, of_right), output, frozenset(batch))
 
@@ -71,7 +67,7 @@ def _linear(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
     if not left or right not in (1, 2):
         return None
-    rows = _batch(left - 1)
+    rows = aligned(left - 1)
     out = ("n",) if right > 1 else ()
     return _Names(((*rows, "k"), (*out, "k")), (*rows, *out))
 
@@ -80,7 +76,7 @@ def _bilinear(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right, weight = map(len, shapes)
     if left != right or not left or weight != 3:
         return None
-    rows = _batch(left - 1)
+    rows = aligned(left - 1)
     return _Names(((*rows, "i"), (*rows, "j"), ("n", "i", "j")), (*rows, "n"))
 
 
@@ -94,7 +90,7 @@ def _inner(call: Call, shapes: Sequence[Shape]) -> _Names:
 
 def _tensordot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
-    pairs = _pairs_of_dims(_argument(call, 2, "dims", default=2), left, right)
+    pairs = _pairs_of_dims(argument(call, 2, "dims", default=2), left, right)
     if pairs is None:
         return None
     of_left: list[Hashable] = [("a", dim) for dim in range(left)]
@@ -127,7 +123,7 @@ def _vecdot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     dim = call.kwargs.get("dim", -1)
     if not most or not -most <= dim < most:
         return None
-    names = _batch(most)
+    names = aligned(most)
     factors = tuple(names[most - len(shape) :] for shape in shapes)
     output = tuple(name for name in names if name != names[dim])
     return _Names(factors, output, frozenset(names))
@@ -142,30 +138,20 @@ def _einsum_names(equation: str, shapes: Sequence[Shape]) -> _Names | None:
     terms = inputs.split(",")
     if len(terms) != len(shapes):
         return None
-    factors = [_names_of(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
+    factors = [names_of(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
     if any(names is None for names in factors):
         return None
     found = [names for names in factors if names is not None]
     count = Counter(itertools.chain(*found))
     hidden = sorted(name for name in count if isinstance(name, int))
     if arrow:
-        output = _names_of(result, len(result.replace("...", "")) + len(hidden) * ("..." in result))
+        output = names_of(result, len(result.replace("...", "")) + len(hidden) * ("..." in result))
     else:
         once = sorted(name for name, times in count.items() if times == 1 and name not in hidden)
         output = (*hidden, *once)
     if output is None or len(set(output)) < len(output) or not set(output) <= set(count):
         return None
     return _Names(tuple(found), output, frozenset(count))
-
-
-def _names_of(term: str, ndim: int) -> tuple[Any, ...] | None:
-    """The names of the dims of an operand; those that `...` stands for are negative numbers."""
-    before, dots, after = term.partition("...")
-    letters = before + after
-    hidden = ndim - len(letters)
-    if hidden < 0 or (hidden and not dots) or not all(c.isascii() and c.isalpha() for c in letters):
-        return None
-    return (*before, *_batch(hidden), *after)
 
 
 def _decide_einsum(call: Call) -> Decision | None:
@@ -198,7 +184,7 @@ def _form(call: Call, names: _Names, factors: Sequence[Operand], addend: Operand
     label = {name: k for k, name in enumerate(sizes)}
     labelled = [
         Factor(
-            _place(call, factor),
+            place_of(call, factor),
             tuple(
                 label[name] if size == sizes[name] else None
                 for name, size in zip(listed, factor.shape, strict=True)
@@ -223,13 +209,9 @@ def _added(call: Call, form: Form, addend: Operand) -> Factor:
     along = form.output[len(form.output) - len(addend.shape) :]
     pairs = zip(addend.shape, along, strict=True)
     return Factor(
-        _place(call, addend),
+        place_of(call, addend),
         tuple(label if size == form.sizes[label] else None for size, label in pairs),
     )
-
-
-def _place(call: Call, operand: Operand) -> int:
-    return next(k for k, one in enumerate(call.operands) if one is operand)
 
 
 def _mismatch(
@@ -247,12 +229,6 @@ def _mismatch(
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _argument(call: Call, position: int, name: str, default: Any = None) -> Any:
-    if position < len(call.args):
-        return call.args[position]
-    return call.kwargs.get(name, default)
-
-
 @dataclass(frozen=True, slots=True)
 class _Product:
     """A torch function that multiplies tensors."""
@@ -266,7 +242,7 @@ class _Product:
 
     def decide(self, call: Call) -> Decision | None:
         names = self.arguments.split()
-        given = {name: _argument(call, k, name) for k, name in enumerate(names)}
+        given = {name: argument(call, k, name) for k, name in enumerate(names)}
         if "self" in call.kwargs:
             given[names[0]] = call.kwargs["self"]
         addend = given.pop(self.addend, None) if self.addend else None
@@ -334,7 +310,7 @@ def _rmatmul(tensor: Any, other: Any) -> Any:
     return torch.matmul(other, tensor)
 
 
-def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+def _inplace_of(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor.copy_(function(tensor, *args, **kwargs))
 
@@ -342,4 +318,4 @@ def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in ("addmm", "addmv", "addr", "addbmm", "baddbmm"):
-    composite(f"{_name}_", functions_named([f"{_name}_"]))(_in_place(getattr(torch, _name)))
+    composite(f"{_name}_", functions_named([f"{_name}_"]))(_inplace_of(getattr(torch, _name)))

@@ -46,6 +46,7 @@ __all__ = [
     "dtype_now",
     "everywhere",
     "kept_box",
+    "outline_of",
     "outlines",
     "phantom_of_one",
     "reduced_of",
@@ -297,6 +298,11 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
 
 def outlines(call: Call) -> list[torch.Tensor]:
     """What the call gives, without data; raises what torch raises."""
+    return _listed(outline_of(call))
+
+
+def outline_of(call: Call) -> Any:
+    """The same, as torch returns it."""
     # On the CPU there are the errors that people know.
     has_elements = any(math.prod(operand.shape) for operand in call.operands)
     device = "meta" if has_elements else "cpu"
@@ -307,7 +313,7 @@ def outlines(call: Call) -> list[torch.Tensor]:
         return [*map(outline, value)] if isinstance(value, tuple | list) else value
 
     kwargs = {name: outline(value) for name, value in call.kwargs.items()}
-    return _listed(call.function(*map(outline, call.args), **kwargs))
+    return call.function(*map(outline, call.args), **kwargs)
 
 
 def _listed(results: Any) -> list[torch.Tensor]:
