@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
 from shardwise.geometry import Box
+from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import (
     Fold,
     Prepared,
     Reduced,
     decide_slots,
     everywhere,
-    outlines,
     terms_of,
     unit_of,
 )

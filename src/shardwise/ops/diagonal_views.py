@@ -9,8 +9,9 @@ import torch
 
 from shardwise.geometry import Box
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outline_of
+from shardwise.ops.pieces import Part, decide_view, operand_of
 from shardwise.ops.rule import Rule, register
-from shardwise.ops.viewing import Part, decide_view, on_probe, operand_of
 
 if TYPE_CHECKING:
     from shardwise.ops.rule import Call, Decision
@@ -36,7 +37,7 @@ def _decide_diagonal(call: Call, *, is_last: bool = False) -> Decision | None:
     """Element k of it is element (i + k, j + k) of the operand: an interval of k in each box."""
     operand = operand_of(call)
     assert operand is not None
-    _, result = on_probe(call, operand)
+    result = outline_of(call)
     named = {"_" if name in ("input", "A") else name: arg for name, arg in call.kwargs.items()}
     offset, *dims = (_diagonal_last if is_last else _diagonal)(*call.args, **named)
     rows, columns = (dim % len(operand.shape) for dim in dims)
@@ -62,7 +63,7 @@ def _decide_windows(call: Call) -> Decision | None:
     """`x.unfold(dim, size, step)`: each window has elements of the next; None if `dim` is cut."""
     operand = operand_of(call)
     assert operand is not None
-    _, result = on_probe(call, operand)
+    result = outline_of(call)
     names = ("dimension", "size", "step")
     given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
     dim, size, step = (given[name] for name in names)

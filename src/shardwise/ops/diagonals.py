@@ -9,8 +9,8 @@ import torch
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pieces import Mapped, Part, decide_filled, decide_parts
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Decision, Need, Rule, register
 
 if TYPE_CHECKING:

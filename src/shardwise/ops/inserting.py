@@ -13,8 +13,8 @@ from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.diagonals import diagonal_in
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pieces import tied, with_range
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Decision, Need, Rule, register
 from shardwise.ops.work import Use, need_of
 

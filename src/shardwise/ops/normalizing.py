@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from shardwise.errors import OpError
 from shardwise.ops import folds
-from shardwise.ops.reduction import Fold, Reduced, everywhere, outlines, terms_of
+from shardwise.ops.outlines import outlines
+from shardwise.ops.reduction import Fold, Reduced, everywhere, terms_of
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
 

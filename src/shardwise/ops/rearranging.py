@@ -16,8 +16,8 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of, dims_of, listed
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pieces import Mapped, Part, decide_parts
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import torch
 from shardwise.ops import folds
 from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pointwise import decide_pointwise
 from shardwise.ops.reduction import (
     Reduced,
@@ -18,7 +19,6 @@ from shardwise.ops.reduction import (
     decide_whole,
     dtype_now,
     everywhere,
-    outlines,
     reduced_of,
     terms_of,
 )

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from shardwise.call_site import user_level
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import (
     Reduced,
     decide_whole,
     everywhere,
-    outlines,
     phantom_of_one,
     terms_of,
 )

@@ -6,6 +6,7 @@ all of these functions, with every form of their arguments.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 
 from shardwise.geometry import Box
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import listed_results, outline_of
+from shardwise.ops.pieces import Part, decide_view, operand_of
 from shardwise.ops.rule import Rule, composite, register
-from shardwise.ops.viewing import Part, decide_view, on_probe, operand_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,14 +138,14 @@ def _chain(
     return show
 
 
-def _read(probe: torch.Tensor, result: torch.Tensor) -> _View:
-    """What a view of a contiguous tensor shows, by its strides."""
-    strides = {dim: probe.stride(dim) for dim, size in enumerate(probe.shape) if size > 1}
+def _read(shape: tuple[int, ...], result: torch.Tensor) -> _View:
+    """What a view of a contiguous tensor of this shape shows, by its strides."""
+    strides = {dim: math.prod(shape[dim + 1 :]) for dim, size in enumerate(shape) if size > 1}
     along: list[_Slice | None] = []
     offset = result.storage_offset()
-    at = dict.fromkeys(range(probe.dim()), 0)
+    at = dict.fromkeys(range(len(shape)), 0)
     for dim, stride in strides.items():
-        at[dim] = offset // stride % probe.shape[dim]
+        at[dim] = offset // stride % shape[dim]
     for size, stride in zip(result.shape, result.stride(), strict=True):
         if size == 1 or stride == 0:
             along.append(None)
@@ -158,16 +160,15 @@ def _decide(call: Call) -> Decision | None:
     operand = operand_of(call)
     if operand is None:
         return None
-    probe, given = on_probe(call, operand)
-    has_several = isinstance(given, tuple | list)
-    results = list(given) if has_several else [given]
+    given = outline_of(call)
+    results = listed_results(given)
     if not results:  # of `unbind` along a dim without elements
         return None
     shown = [
-        (tuple(result.shape), _read(probe, result).parts if result.numel() else _no_parts)
+        (tuple(result.shape), _read(operand.shape, result).parts if result.numel() else _no_parts)
         for result in results
     ]
-    return decide_view(call, shown, pack=tuple if has_several else None)
+    return decide_view(call, shown, pack=None if isinstance(given, torch.Tensor) else tuple)
 
 
 def _no_parts(_: Box) -> list[Part]:
