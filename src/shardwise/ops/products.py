@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from shardwise.errors import OpError
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.names import functions_named
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
@@ -94,7 +95,7 @@ def _inner(call: Call, shapes: Sequence[Shape]) -> _Names:
 
 def _tensordot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
-    pairs = _pairs_of_dims(_argument(call, 2, "dims", default=2), left, right)
+    pairs = _pairs_of_dims(arguments_of(call, "a b dims").get("dims", 2), left, right)
     if pairs is None:
         return None
     of_left: list[Hashable] = [("a", dim) for dim in range(left)]
@@ -247,12 +248,6 @@ def _mismatch(
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _argument(call: Call, position: int, name: str, default: Any = None) -> Any:
-    if position < len(call.args):
-        return call.args[position]
-    return call.kwargs.get(name, default)
-
-
 @dataclass(frozen=True, slots=True)
 class _Product:
     """A torch function that multiplies tensors."""
@@ -265,10 +260,8 @@ class _Product:
     phantom: Callable[..., torch.Tensor] | None = None  # see `Decision`
 
     def decide(self, call: Call) -> Decision | None:
-        names = self.arguments.split()
-        given = {name: _argument(call, k, name) for k, name in enumerate(names)}
-        if "self" in call.kwargs:
-            given[names[0]] = call.kwargs["self"]
+        named = arguments_of(call, self.arguments)
+        given: dict[str, Any] = {name: named.get(name) for name in self.arguments.split()}
         addend = given.pop(self.addend, None) if self.addend else None
         factors = list(given.values())
         tensors = factors if addend is None else [*factors, addend]

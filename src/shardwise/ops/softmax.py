@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
 from shardwise.call_site import user_level
+from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import (
@@ -23,7 +24,7 @@ from shardwise.ops.reduction import (
     phantom_of_one,
     terms_of,
 )
-from shardwise.ops.rule import Operand, Rule, composite, register
+from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.statistics import Finish, decide_with_statistics, wide
 
 if TYPE_CHECKING:
@@ -80,40 +81,25 @@ class _LogSumExp(torch.autograd.Function):
         return softmax_times(ctx, x, own, grad), None
 
 
-class _Given(NamedTuple):
-    """The arguments of a softmax."""
-
-    input: Any
-    dim: Any
-    dtype: torch.dtype | None = None
-
-
 def _decide(call: Call, *, is_log: bool) -> Decision | None:
-    named = dict(call.kwargs)
-    if "self" in named:
-        named["input"] = named.pop("self")
-    if named.pop("out", None) is not None or not set(named) <= set(_Given._fields):
-        return None
-    given = _Given(*call.args, **named)
-    if (
-        len(call.operands) != 1
-        or not isinstance(given.input, Operand)
-        or type(given.dim) is not int
-    ):
+    given = known_arguments(call, "input dim dtype")
+    if given is None or len(call.operands) != 1 or type(given.get("dim")) is not int:
         return None
     outlines(call)  # raises what torch raises
-    x = given.input
+    x = given["input"]
     if not math.prod(x.shape):
         return everywhere(call)
     layout = x.layout.bar
-    dim = given.dim % max(len(x.shape), 1)
+    dim = given["dim"] % max(len(x.shape), 1)
     if not x.shape or layout.is_whole(dim):
         size, dims = (x.shape[dim], (dim,)) if x.shape else (1, ())
         along = Reduced(x.shape, dims, keepdim=True, width=size)
         terms = terms_of(layout, along, call.rank)
         return decide_whole(call, terms, layout, phantom=phantom_of_one(call))
     terms = terms_of(layout, Reduced(x.shape, (dim,), keepdim=True), call.rank)
-    return decide_with_statistics(call, terms, layout, _finish(dim, given.dtype, is_log=is_log))
+    return decide_with_statistics(
+        call, terms, layout, _finish(dim, given.get("dtype"), is_log=is_log)
+    )
 
 
 def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:

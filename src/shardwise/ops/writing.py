@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise.errors import OpError
 from shardwise.geometry import Box, is_tiling
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.looking_up import (
     are_neighbours,
     check_plain_index,
@@ -292,7 +293,8 @@ for _name, _make in (("index_add", _index_add), ("index_copy", _index_copy)):
 def _decide_scatter(call: Call) -> Decision | None:
     name = str(call.function.__name__)
     in_place = name.endswith("_")
-    dim, index = (_argument(call, k, key) for k, key in ((1, "dim"), (2, "index")))
+    given = arguments_of(call, "input dim index")
+    dim, index = given.get("dim"), given.get("index")
     x, src = call.operands[0], call.operands[-1] if len(call.operands) == 3 else None
     if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
         return None
@@ -309,7 +311,8 @@ def _decide_scatter(call: Call) -> Decision | None:
 def _decide_fill(call: Call) -> Decision | None:
     """`index_fill`, of whose value the gradient counts an index that stands twice once."""
     name = str(call.function.__name__)
-    dim, index = (_argument(call, k, key) for k, key in ((1, "dim"), (2, "index")))
+    given = arguments_of(call, "input dim index")
+    dim, index = given.get("dim"), given.get("index")
     x, values = call.operands[0], call.operands[2:]
     if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
         return None
@@ -322,10 +325,6 @@ def _decide_fill(call: Call) -> Decision | None:
 
 def _follows(dim: int, used: tuple[int, ...]) -> Follows:
     return tuple(None if d == dim else (d, n) for d, n in enumerate(used))
-
-
-def _argument(call: Call, position: int, name: str) -> Any:
-    return call.args[position] if position < len(call.args) else call.kwargs.get(name)
 
 
 def _check_scatter(
