@@ -2,7 +2,6 @@
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
     class_losses,
-    diagonal_views,
     diagonals,
     elementwise,
     embedding,
@@ -18,6 +17,7 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     reinterpreting,
     reshaping,
     softmax,
+    triangles,
     views,
     writing,
 )

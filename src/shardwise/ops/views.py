@@ -1,7 +1,7 @@
 """Views that have a part of each dim, in any order: transposes, slices, splits, expanded dims.
 
 Which part is read from the strides of what torch gives of a tensor without data. So one rule serves
-all of these functions, with every form of their arguments.
+all of these functions, with every form of their arguments. Windows, which overlap, have their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shardwise.geometry import Box
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import listed_results, outline_of
 from shardwise.ops.pieces import Part, decide_view, operand_of
@@ -197,6 +198,27 @@ def _decide_index(call: Call) -> Decision | None:
     return _decide(call)
 
 
+# -- windows ---------------------------------------------------------------------------------------
+
+
+def _decide_windows(call: Call) -> Decision | None:
+    """`x.unfold(dim, size, step)`: each window has elements of the next; None if `dim` is cut."""
+    (operand,), result = call.operands, outline_of(call)
+    given = arguments_of(call, "input dimension size step")
+    dim, size, step = given["dimension"], given["size"], given["step"]
+    if not operand.shape or not operand.layout.is_whole(dim):
+        return None
+    dim %= len(operand.shape)
+
+    def parts(box: Box) -> list[Part]:
+        stop = [*box.stop, size]
+        stop[dim] = result.shape[dim]
+        target = Box((*box.start, 0), tuple(stop))
+        return [Part(target, lambda piece: piece.unfold(dim, size, step))]
+
+    return decide_view(call, [(tuple(result.shape), parts)])
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 for _name in _VIEWS.split():
@@ -204,6 +226,7 @@ for _name in _VIEWS.split():
 for _name in _GETTERS.split():
     register(Rule(_name, _decide), [getattr(_Tensor, _name).__get__])
 register(Rule("__getitem__", _decide_index), functions_named(["__getitem__"]))
+register(Rule("unfold", _decide_windows), [_Tensor.unfold])
 
 
 @composite("narrow_copy", functions_named(["narrow_copy"]))
