@@ -17,6 +17,7 @@ from shardwise.errors import OpError
 from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.outlines import outlines
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.reduction import Fold, Reduced, everywhere, terms_of
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
@@ -294,6 +295,7 @@ def _functional_group_norm(
 # -- batch_norm, instance_norm ---------------------------------------------------------------------
 
 
+@own_function
 def _channel_norm(
     input: torch.Tensor,
     dims: tuple[int, ...],
@@ -302,14 +304,6 @@ def _channel_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The input normalised over `dims`, its mean, and its variance as of a sample."""
-    given = (input, weight, bias)
-    if torch.overrides.has_torch_function(given):
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
-            torch.overrides.handle_torch_function(
-                _channel_norm, given, input, dims, weight, bias, eps
-            )
-        )
-        return found
     var, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
     shape = [-1 if dim == 1 else 1 for dim in range(input.dim())]
     affine = [None if one is None else one.reshape(shape) for one in (weight, bias)]
@@ -358,23 +352,16 @@ def _decide_eval(call: Call) -> Decision | None:
     return decide_pieces(call, layout, besides, unit)
 
 
+@own_function
 def _known_norm(input: torch.Tensor, *given: Any) -> torch.Tensor:
     """`torch.batch_norm` by known statistics: weight, bias, mean, variance, eps."""
-    tensors = (input, *given[:-1])
-    if torch.overrides.has_torch_function(tensors):
-        found: torch.Tensor = torch.overrides.handle_torch_function(
-            _known_norm, tensors, input, *given
-        )
-        return found
     weight, bias, mean, var, eps = given
     return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, eps, False)
 
 
+@own_function
 def _brought(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The statistics where `like` is: what a function does to write them is its own work."""
-    if torch.overrides.has_torch_function((x, like)):
-        found: torch.Tensor = torch.overrides.handle_torch_function(_brought, (x, like), x, like)
-        return found
     return x
 
 

@@ -28,6 +28,8 @@ from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.statistics import Finish, decide_with_statistics, wide
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision
 
@@ -142,34 +144,18 @@ def _usual_dim(name: str, ndim: int) -> int:
     return 0 if ndim in (0, 1, 3) else 1
 
 
-@composite("softmax", [F.softmax])
-def _softmax(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("softmax", input.dim()) if dim is None else dim
-    return torch.softmax(input, dim) if dtype is None else torch.softmax(input, dim, dtype)
+def _with_usual_dim(name: str, function: Callable[..., torch.Tensor]) -> None:
+    @composite(name, [getattr(F, name)])
+    def run(
+        input: torch.Tensor,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        dim = _usual_dim(name, input.dim()) if dim is None else dim
+        return function(input, dim) if dtype is None else function(input, dim, dtype)
 
 
-@composite("log_softmax", [F.log_softmax])
-def _log_softmax(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("log_softmax", input.dim()) if dim is None else dim
-    return torch.log_softmax(input, dim) if dtype is None else torch.log_softmax(input, dim, dtype)
-
-
-@composite("softmin", [F.softmin])
-def _softmin(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("softmin", input.dim()) if dim is None else dim
-    return torch.softmax(-input, dim) if dtype is None else torch.softmax(-input, dim, dtype)
+_with_usual_dim("softmax", torch.softmax)
+_with_usual_dim("log_softmax", torch.log_softmax)
+_with_usual_dim("softmin", lambda x, *how: torch.softmax(-x, *how))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise.errors import OpError
 from shardwise.geometry import Box, is_tiling
@@ -25,6 +24,7 @@ from shardwise.ops.looking_up import (
     phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.work import Use, need_of
 
@@ -42,6 +42,7 @@ _aten: Any = torch.ops.aten  # whose index_put leaves dims out, as Python's does
 Follows = tuple[tuple[int, int] | None, ...]
 
 
+@own_function
 def write_at(
     x: torch.Tensor,
     indices: Sequence[torch.Tensor],
@@ -53,15 +54,11 @@ def write_at(
 
     With `accumulate`, `+=`, where an element may be written several times.
     """
-    tensors = (x, *indices, values)
-    if has_torch_function(tensors):
-        args = (x, indices, dims, values, accumulate)
-        found: torch.Tensor = handle_torch_function(write_at, tensors, *args)
-        return found
     written: torch.Tensor = _aten.index_put(x, _index(x, indices, dims), values, accumulate)
     return written
 
 
+@own_function
 def write_at_(
     x: torch.Tensor,
     indices: Sequence[torch.Tensor],
@@ -70,11 +67,6 @@ def write_at_(
     accumulate: bool,
 ) -> torch.Tensor:
     """The same in place."""
-    tensors = (x, *indices, values)
-    if has_torch_function(tensors):
-        args = (x, indices, dims, values, accumulate)
-        found: torch.Tensor = handle_torch_function(write_at_, tensors, *args)
-        return found
     _aten.index_put_(x, _index(x, indices, dims), values, accumulate)
     return x
 
