@@ -5,7 +5,6 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     attention,
     class_losses,
     convolution,
-    diagonal_views,
     diagonals,
     elementwise,
     embedding,
@@ -23,6 +22,7 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     reinterpreting,
     reshaping,
     softmax,
+    triangles,
     views,
     writing,
 )

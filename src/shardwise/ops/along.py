@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.ops.call_arguments import argument
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import Pattern, along, argument
-from shardwise.ops.reduction import outlines, tie_of
+from shardwise.ops.outlines import outlines, tie_of
+from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.rule import Call, Operand, Rule, register
 
 if TYPE_CHECKING:

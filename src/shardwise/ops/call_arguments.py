@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwise.ops.rule import Operand
+
 if TYPE_CHECKING:
     from shardwise.ops.rule import Call
 
-__all__ = ["arguments_of", "dims_of", "listed"]
+__all__ = ["argument", "arguments_of", "dims_of", "known_arguments", "listed"]
 
-_ALIASES = {"axis": "dim", "self": "input"}  # names of numpy's and of methods
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # names of numpy's
+_FIRST = ("input", "self", "x", "A")  # what the first argument is called
+
+
+def argument(call: Call, position: int, name: str, default: Any = None) -> Any:
+    """An argument of the call, given by position or by name."""
+    if position < len(call.args):
+        return call.args[position]
+    return call.kwargs.get(name, default)
 
 
 def arguments_of(call: Call, names: str, *, spreads: bool = False) -> dict[str, Any]:
@@ -19,11 +29,32 @@ def arguments_of(call: Call, names: str, *, spreads: bool = False) -> dict[str, 
     """
     order = names.split()
     args = list(call.args)
-    if spreads and len(args) >= len(order) and not isinstance(args[len(order) - 1], tuple):
-        args[len(order) - 1 :] = [tuple(args[len(order) - 1 :])]
-    named = {_ALIASES.get(name, name): value for name, value in call.kwargs.items()}
+    last = len(order) - 1
+    if spreads and len(args) > last and not isinstance(args[last], tuple | list):
+        args[last:] = [tuple(args[last:])]
+    named = _named(call, order[0])
     free = [name for name in order if name not in named]
     return dict(zip(free, args, strict=False)) | named
+
+
+def _named(call: Call, first: str) -> dict[str, Any]:
+    """The arguments that were given by name, as the rule calls them."""
+    named = {_ALIASES.get(name, name): value for name, value in call.kwargs.items()}
+    return {first if name in _FIRST else name: value for name, value in named.items()}
+
+
+def known_arguments(call: Call, names: str) -> dict[str, Any] | None:
+    """The arguments by name; None where the rule does not know them, `out` among them.
+
+    The first is a tensor.
+    """
+    order = names.split()
+    named = _named(call, order[0])
+    num_given = len(call.args) + sum(name in named for name in order)
+    found = arguments_of(call, names)
+    if found.pop("out", None) is not None or num_given > len(order) or not set(found) <= set(order):
+        return None
+    return found if isinstance(found.get(order[0]), Operand) else None
 
 
 def listed(value: Any) -> tuple[int, ...]:

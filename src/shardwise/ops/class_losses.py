@@ -19,13 +19,14 @@ from torch.nn import functional as F
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
 from shardwise.geometry import Box
+from shardwise.ops.outlines import outlines
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.reduction import (
     Fold,
     Prepared,
     Reduced,
     decide_slots,
     everywhere,
-    outlines,
     terms_of,
     unit_of,
 )
@@ -55,6 +56,7 @@ class _Options(NamedTuple):
 # -- rows ------------------------------------------------------------------------------------------
 
 
+@own_function
 def _row_losses(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -64,12 +66,6 @@ def _row_losses(
     is_log: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of every row, and the weight that it has in a mean."""
-    given = (input, target, weight)
-    if torch.overrides.has_torch_function(given):
-        found: tuple[torch.Tensor, torch.Tensor] = torch.overrides.handle_torch_function(
-            _row_losses, given, *given, ignore_index, smoothing, is_log
-        )
-        return found
     losses = (
         F.nll_loss(input, target, weight, None, ignore_index, None, "none")
         if is_log
@@ -301,13 +297,9 @@ register(Rule("cross_entropy", _decide_rows), [_row_losses])
 # -- by targets that are probabilities -------------------------------------------------------------
 
 
+@own_function
 def _by_classes(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each class of x times its weight."""
-    if torch.overrides.has_torch_function((x, weight)):
-        found: torch.Tensor = torch.overrides.handle_torch_function(
-            _by_classes, (x, weight), x, weight
-        )
-        return found
     dim = _class_dim(x.dim())
     return x * weight.reshape([-1 if k == dim else 1 for k in range(x.dim())])
 

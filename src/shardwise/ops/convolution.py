@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.ops.call_arguments import argument
 from shardwise.ops.contraction import Scale
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import Pattern, argument, place_of
+from shardwise.ops.pattern import Pattern, place_of
 from shardwise.ops.rule import Call, Operand, Rule, register
 
 if TYPE_CHECKING:

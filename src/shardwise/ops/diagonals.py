@@ -1,7 +1,8 @@
-"""Functions of diagonals of matrices: each box knows where the diagonal crosses it."""
+"""Diagonals of matrices, and matrices of diagonals: a box knows where the diagonal crosses it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,71 +10,56 @@ import torch
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
-from shardwise.ops.pieces import Mapped, Part, decide_filled, decide_parts
-from shardwise.ops.reduction import outlines
-from shardwise.ops.rule import Decision, Need, Rule, register
+from shardwise.ops.outlines import outline_of, outlines
+from shardwise.ops.pieces import Mapped, Part, decide_filled, decide_parts, decide_view
+from shardwise.ops.rule import Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from shardwise.ops.rule import Call, Decision
 
-    from shardwise.ops.rule import Call
-
-__all__ = ["diagonal_in"]
+__all__ = ["diagonal_box", "diagonal_in", "diagonal_of"]
 
 
-# -- triangles -------------------------------------------------------------------------------------
+def diagonal_of(box: Box, diagonal: int, rows: int = -2, columns: int = -1) -> int:
+    """The diagonal of the dims `rows` and `columns`, counted from the box's own corner."""
+    return diagonal + box.start[rows] - box.start[columns]
 
 
-def _triangle(name: str) -> None:
-    """`tril` or `triu`, and in place; a pending sum passes through."""
-    function, change = getattr(torch, name), getattr(torch.Tensor, f"{name}_")
+def diagonal_in(box: Box, diagonal: int, rows: int = -2, columns: int = -1) -> tuple[int, int, int]:
+    """Which elements of a diagonal are in a box, and which diagonal of the box it is.
 
-    def decide(call: Call) -> Decision:
-        outlines(call)
-        layout = call.operands[0].layout
-        diagonal = arguments_of(call, "input diagonal").get("diagonal", 0)
-
-        def parts(box: Box) -> list[Part]:
-            if box.start[-2] == box.start[-1]:
-                return [Part(box)]
-            return [Part(box, lambda piece: function(piece, _here(diagonal, box)))]
-
-        return decide_parts(call, [Mapped(layout, parts)], layout.shape)
-
-    def decide_in_place(call: Call) -> Decision:
-        outlines(call)
-        layout = call.operands[0].layout
-        diagonal = arguments_of(call, "input diagonal").get("diagonal", 0)
-        here = [_here(diagonal, box) for box in layout.boxes_of(call.rank)]
-
-        def kernel(
-            pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-        ) -> list[list[torch.Tensor]]:
-            return [[change(piece, at) for piece, at in zip(pieces[0], here, strict=True)]]
-
-        return Decision(
-            (Need(layout),),
-            (layout,),
-            kernel,
-            is_one_call=here == [diagonal],
-            is_in_place=True,
-        )
-
-    register(Rule(name, decide), functions_named([name]))
-    register(Rule(f"{name}_", decide_in_place), functions_named([f"{name}_"]))
+    None are if the range that comes first is empty.
+    """
+    row, column = max(-diagonal, 0), max(diagonal, 0)  # of the first element
+    low = max(0, box.start[rows] - row, box.start[columns] - column)
+    high = min(box.stop[rows] - row, box.stop[columns] - column)
+    return low, high, diagonal_of(box, diagonal, rows, columns)
 
 
-def _here(diagonal: int, box: Box) -> int:
-    """The diagonal, counted from the box's own corner."""
-    return diagonal + box.start[-2] - box.start[-1]
+def diagonal_box(box: Box, span: tuple[int, int], rows: int, columns: int) -> Box:
+    """Where elements `span` of the diagonals of a box are: in the last dim, behind the others."""
+    others = [dim for dim in range(box.ndim) if dim not in (rows, columns)]
+    return Box(
+        (*[box.start[dim] for dim in others], span[0]),
+        (*[box.stop[dim] for dim in others], span[1]),
+    )
 
 
-_triangle("tril")
-_triangle("triu")
+def _decide_diagonal(call: Call, *, dim1: int = 0, dim2: int = 1) -> Decision:
+    """A view, of the diagonals of two dims: those given, or else `dim1` and `dim2`."""
+    (operand,), result = call.operands, outline_of(call)
+    given = {"offset": 0, "dim1": dim1, "dim2": dim2} | arguments_of(call, "input offset dim1 dim2")
+    offset = given["offset"]
+    rows, columns = (given[name] % len(operand.shape) for name in ("dim1", "dim2"))
 
+    def parts(box: Box) -> list[Part]:
+        low, high, here = diagonal_in(box, offset, rows, columns)
+        if low >= high:
+            return []
+        placed = diagonal_box(box, (low, high), rows, columns)
+        return [Part(placed, lambda piece: piece.diagonal(here, rows, columns))]
 
-# -- diagonals as tensors --------------------------------------------------------------------------
+    return decide_view(call, [(tuple(result.shape), parts)])
 
 
 def _decide_diag(call: Call) -> Decision:
@@ -93,17 +79,6 @@ def _decide_diag(call: Call) -> Decision:
         return [Part(Box((low,), (high,)), lambda piece: piece.diagonal(here), is_new=False)]
 
     return decide_parts(call, [Mapped(layout, parts)], tuple(result.shape))
-
-
-def diagonal_in(box: Box, diagonal: int) -> tuple[int, int, int]:
-    """Which elements of a diagonal are in a box of a matrix, and which diagonal of the box it is.
-
-    None are if the range that comes first is empty.
-    """
-    row, column = max(-diagonal, 0), max(diagonal, 0)  # of the first element
-    low = max(0, box.start[0] - row, box.start[1] - column)
-    high = min(box.stop[0] - row, box.stop[1] - column)
-    return low, high, _here(diagonal, box)
 
 
 def _decide_diag_embed(call: Call) -> Decision:
@@ -144,3 +119,7 @@ def _embedded(call: Call, offset: int, dim1: int, dim2: int) -> Decision:
 
 register(Rule("diag", _decide_diag), functions_named(["diag"]))
 register(Rule("diag_embed", _decide_diag_embed), functions_named(["diag_embed"]))
+register(
+    Rule("linalg.diagonal", partial(_decide_diagonal, dim1=-2, dim2=-1)), [torch.linalg.diagonal]
+)
+register(Rule("diagonal", _decide_diagonal), functions_named(["diagonal"]))

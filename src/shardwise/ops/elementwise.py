@@ -9,6 +9,7 @@ import torch
 
 from shardwise.errors import OpError
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outline
 from shardwise.ops.pointwise import decide_pointwise, pointwise, with_dims
 from shardwise.ops.rule import Need, Operand, Rule, composite, register
 
@@ -122,6 +123,6 @@ register(Rule("prelu", _decide_prelu, reads_numbers=False), functions_named(["pr
 @composite("glu", functions_named(["glu"]))
 def _glu(input: Any, dim: int = -1) -> Any:  # torch's name
     """Half of a dim times the sigmoid of the other half, wherever these are."""
-    result = torch.nn.functional.glu(torch.empty(input.shape, device="meta"), dim)
+    result = torch.nn.functional.glu(outline(input), dim)
     half = result.shape[dim]
     return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))

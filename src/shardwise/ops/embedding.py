@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.looking_up import phantom_of_fractions, with_zeros_outside, within
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["look_up", "pool", "scale_gradient"]
 
 
+@own_function
 def look_up(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The rows of `weight` that `ids` say, all in range. [Note: look-ups] in `looking_up.py`"""
-    if has_torch_function((ids, weight)):
-        found: torch.Tensor = handle_torch_function(look_up, (ids, weight), ids, weight)
-        return found
     return F.embedding(ids, weight)
 
 
+@own_function
 def pool(
     ids: torch.Tensor,
     weight: torch.Tensor,
@@ -45,11 +44,6 @@ def pool(
     padding_idx: int | None,
 ) -> torch.Tensor:
     """`F.embedding_bag` without what it does to gradients and to the table."""
-    args = (ids, weight, offsets, weights, mode, include_last_offset, padding_idx)
-    tensors = [one for one in (ids, weight, offsets, weights) if one is not None]
-    if has_torch_function(tensors):
-        found: torch.Tensor = handle_torch_function(pool, tensors, *args)
-        return found
     return F.embedding_bag(
         ids,
         weight,
@@ -61,11 +55,9 @@ def pool(
     )
 
 
+@own_function
 def scale_gradient(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """`x`, whose gradient is multiplied by `factor`; where that is 0, whatever it is."""
-    if has_torch_function((x, factor)):
-        found: torch.Tensor = handle_torch_function(scale_gradient, (x, factor), x, factor)
-        return found
     scaled: torch.Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return scaled
 

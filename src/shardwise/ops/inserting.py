@@ -11,10 +11,10 @@ import torch
 
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
-from shardwise.ops.diagonals import diagonal_in
+from shardwise.ops.diagonals import diagonal_box, diagonal_in
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pieces import tied, with_range
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Decision, Need, Rule, register
 from shardwise.ops.work import Use, need_of
 
@@ -105,14 +105,10 @@ def _decide_diagonal_scatter(call: Call) -> Decision:
     dim1, dim2 = given.get("dim1", 0) % ndim, given.get("dim2", 1) % ndim
 
     def put(box: Box) -> _Put | None:
-        matrix = Box((box.start[dim1], box.start[dim2]), (box.stop[dim1], box.stop[dim2]))
-        low, high, here = diagonal_in(matrix, offset)
+        low, high, here = diagonal_in(box, offset, dim1, dim2)
         if low >= high:
             return None
-        others = [dim for dim in range(ndim) if dim not in (dim1, dim2)]
-        source = Box(
-            (*(box.start[dim] for dim in others), low), (*(box.stop[dim] for dim in others), high)
-        )
+        source = diagonal_box(box, (low, high), dim1, dim2)
         return _Put(source, lambda x, part: torch.diagonal_scatter(x, part, here, dim1, dim2))
 
     return _decide(call, put)

@@ -13,8 +13,8 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outline, outlines
 from shardwise.ops.pieces import Mapped, Part, decide_parts, with_range
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ def _block_diag(*tensors: Any) -> Any:
 def _meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
     """Each tensor along its dim, the same along the others'."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
-    outlined = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in given]
-    shape = torch.meshgrid(*outlined, indexing=indexing)[0].shape
+    shape = torch.meshgrid(*map(outline, given), indexing=indexing)[0].shape
     order = list(range(len(given)))
     if indexing == "xy" and len(given) > 1:
         order[:2] = [1, 0]

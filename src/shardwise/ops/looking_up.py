@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise._torch_compat import assert_async
 from shardwise.errors import OpError, OutOfRangeError
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.names import functions_named
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 
+@own_function
 def take_at(
     x: torch.Tensor, indices: Sequence[torch.Tensor], dims: tuple[int, ...]
 ) -> torch.Tensor:
@@ -47,9 +48,6 @@ def take_at(
 
     Indices may be negative and are broadcast together, as torch does it.
     """
-    if has_torch_function((x, *indices)):
-        found: torch.Tensor = handle_torch_function(take_at, (x, *indices), x, indices, dims)
-        return found
     if len(dims) == 1 and indices[0].dim() == 1 and x.shape[dims[0]]:
         places = _from_zero(indices[0], x.shape[dims[0]])
         return x.index_select(dims[0], places)  # whose gradient is faster
@@ -59,11 +57,9 @@ def take_at(
     return x[tuple(index)]
 
 
+@own_function
 def take_along(x: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
     """`torch.take_along_dim`, for a dim from 0."""
-    if has_torch_function((x, index)):
-        found: torch.Tensor = handle_torch_function(take_along, (x, index), x, index, dim)
-        return found
     return torch.take_along_dim(x, index, dim)
 
 

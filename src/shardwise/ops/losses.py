@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -12,19 +13,16 @@ from shardwise.call_site import user_level
 from shardwise.errors import OpError
 from shardwise.ops.class_losses import reduced_by, reduction_of
 from shardwise.ops.names import functions_named
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import decide_pointwise
 from shardwise.ops.rule import Rule, composite, register
 
 __all__: list[str] = []
 
 
+@own_function
 def _by_elements(function: Any, *tensors: Any, **options: Any) -> torch.Tensor:
     """A loss of torch's, without its reduction, which works element by element."""
-    if torch.overrides.has_torch_function(tensors):
-        found: torch.Tensor = torch.overrides.handle_torch_function(
-            _by_elements, tensors, function, *tensors, **options
-        )
-        return found
     result: torch.Tensor = function(*tensors, reduction="none", **options)
     return result
 
@@ -35,6 +33,29 @@ register(
 )
 
 
+def _of_elements(name: str, num_tensors: int = 2) -> None:
+    """A loss that torch has of so many tensors and of numbers."""
+    function = getattr(F, name)
+    signature = inspect.signature(function)
+
+    @composite(name, [function])
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        reduction = reduction_of(*[given.pop(one) for one in _REDUCTION])
+        tensors = [given.pop(one) for one in list(given)[:num_tensors]]
+        return reduced_by(_by_elements(function, *tensors, **given), reduction)
+
+
+_REDUCTION = ("reduction", "size_average", "reduce")
+_of_elements("smooth_l1_loss")
+_of_elements("soft_margin_loss")
+_of_elements("hinge_embedding_loss")
+_of_elements("poisson_nll_loss")
+_of_elements("margin_ranking_loss", num_tensors=3)
+
+
 def _check_weight(name: str, input: torch.Tensor, weight: torch.Tensor) -> None:
     if weight.shape != input.shape:
         raise OpError(
@@ -42,32 +63,6 @@ def _check_weight(name: str, input: torch.Tensor, weight: torch.Tensor) -> None:
             expected=f"weights of the input's shape {tuple(input.shape)}",
             got=tuple(weight.shape),
         )
-
-
-@composite("mse_loss", [F.mse_loss])
-def _mse_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: torch.Tensor | None = None,
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    return _weighed("mse_loss", _by_elements(F.mse_loss, input, target), input, weight, reduction)
-
-
-@composite("l1_loss", [F.l1_loss])
-def _l1_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: torch.Tensor | None = None,
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    return _weighed("l1_loss", _by_elements(F.l1_loss, input, target), input, weight, reduction)
 
 
 def _weighed(
@@ -87,17 +82,24 @@ def _weighed(
     return reduced_by(losses, reduction)
 
 
-@composite("smooth_l1_loss", [F.smooth_l1_loss])
-def _smooth_l1_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    return reduced_by(_by_elements(F.smooth_l1_loss, input, target, beta=beta), reduction)
+def _with_weight(name: str) -> None:
+    function = getattr(F, name)
+
+    @composite(name, [function])
+    def run(
+        input: torch.Tensor,
+        target: torch.Tensor,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        reduction = reduction_of(reduction, size_average, reduce)
+        return _weighed(name, _by_elements(function, input, target), input, weight, reduction)
+
+
+_with_weight("mse_loss")
+_with_weight("l1_loss")
 
 
 @composite("huber_loss", [F.huber_loss])
@@ -186,24 +188,6 @@ def _kl_div(
     return found / input.shape[0] if is_batchmean and input.dim() else found
 
 
-@composite("poisson_nll_loss", [F.poisson_nll_loss])
-def _poisson_nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    log_input: bool = True,
-    full: bool = False,
-    size_average: bool | None = None,
-    eps: float = 1e-8,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    losses = _by_elements(
-        F.poisson_nll_loss, input, target, log_input=log_input, full=full, eps=eps
-    )
-    return reduced_by(losses, reduction)
-
-
 @composite("gaussian_nll_loss", [F.gaussian_nll_loss])
 def _gaussian_nll_loss(
     input: torch.Tensor,
@@ -233,47 +217,6 @@ def _gaussian_elements(
     return F.gaussian_nll_loss(
         input, target, var.expand(input.shape), full=full, eps=eps, reduction=reduction
     )
-
-
-@composite("soft_margin_loss", [F.soft_margin_loss])
-def _soft_margin_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    return reduced_by(_by_elements(F.soft_margin_loss, input, target), reduction)
-
-
-@composite("hinge_embedding_loss", [F.hinge_embedding_loss])
-def _hinge_embedding_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    margin: float = 1.0,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    losses = _by_elements(F.hinge_embedding_loss, input, target, margin=margin)
-    return reduced_by(losses, reduction)
-
-
-@composite("margin_ranking_loss", [F.margin_ranking_loss])
-def _margin_ranking_loss(
-    input1: torch.Tensor,
-    input2: torch.Tensor,
-    target: torch.Tensor,
-    margin: float = 0,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    reduction = reduction_of(reduction, size_average, reduce)
-    losses = _by_elements(F.margin_ranking_loss, input1, input2, target, margin=margin)
-    return reduced_by(losses, reduction)
 
 
 @composite("multilabel_soft_margin_loss", [F.multilabel_soft_margin_loss])

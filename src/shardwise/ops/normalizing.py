@@ -15,12 +15,15 @@ from torch.nn import functional as F
 
 from shardwise.errors import OpError
 from shardwise.ops import folds
-from shardwise.ops.reduction import Fold, Reduced, everywhere, outlines, terms_of
-from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
+from shardwise.ops.call_arguments import known_arguments
+from shardwise.ops.outlines import outlines
+from shardwise.ops.own_functions import own_function
+from shardwise.ops.reduction import Fold, Reduced, everywhere, terms_of
+from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call
@@ -171,25 +174,11 @@ def _decide(
     return decide_with_statistics(call, terms, layout, finish, besides)
 
 
-class _Arguments(dict[str, Any]):
-    """Arguments of a call by name."""
-
-    @property
-    def affine(self) -> _Affine:
-        return _Affine(self.get("weight") is not None, self.get("bias") is not None)
+def _affine_of(given: Mapping[str, Any]) -> _Affine:
+    return _Affine(given.get("weight") is not None, given.get("bias") is not None)
 
 
-def _arguments(call: Call, names: str) -> _Arguments | None:
-    """The arguments by name; None where the rule does not know them."""
-    listed = names.split()
-    if len(call.args) > len(listed) or not set(call.kwargs) <= set(listed):
-        return None
-    found = _Arguments(zip(listed, call.args, strict=False))
-    found.update(call.kwargs)
-    return found if isinstance(found.get("input"), Operand) else None
-
-
-def _in_order(call: Call, given: _Arguments) -> bool:
+def _in_order(call: Call, given: Mapping[str, Any]) -> bool:
     """Whether the operands are input, weight and bias in this order."""
     wanted = [given["input"], given.get("weight"), given.get("bias")]
     return [id(one) for one in wanted if one is not None] == list(map(id, call.operands))
@@ -199,11 +188,11 @@ def _in_order(call: Call, given: _Arguments) -> bool:
 
 
 def _layer_norm(call: Call) -> Decision | None:
-    given = _arguments(call, "input normalized_shape weight bias eps cudnn_enable")
+    given = known_arguments(call, "input normalized_shape weight bias eps cudnn_enable")
     if given is None or not _in_order(call, given):
         return None
     reduced, dims = _last_dims(given)
-    eps, affine = given.get("eps", 1e-5), given.affine
+    eps, affine = given.get("eps", 1e-5), _affine_of(given)
 
     def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
         weight, bias = affine.of(aside) if aside else (None, None)
@@ -212,14 +201,14 @@ def _layer_norm(call: Call) -> Decision | None:
     return _decide(call, reduced, dims, _by_moments(reduced, eps, affine, unit))
 
 
-def _last_dims(given: _Arguments) -> tuple[Reduced, tuple[int, ...]]:
+def _last_dims(given: Mapping[str, Any]) -> tuple[Reduced, tuple[int, ...]]:
     shape = given["input"].shape
     dims = tuple(range(len(shape) - len(given["normalized_shape"]), len(shape)))
     return Reduced(shape, dims, keepdim=True), dims
 
 
 def _rms_norm(call: Call) -> Decision | None:
-    given = _arguments(call, "input normalized_shape weight eps")
+    given = known_arguments(call, "input normalized_shape weight eps")
     if given is None or not _in_order(call, given):
         return None
     reduced, dims = _last_dims(given)
@@ -243,24 +232,24 @@ def _rms_norm(call: Call) -> Decision | None:
 
 
 def _group_norm(call: Call) -> Decision | None:
-    given = _arguments(call, "input num_groups weight bias eps cudnn_enabled")
+    given = known_arguments(call, "input num_groups weight bias eps cudnn_enabled")
     if given is None or not _in_order(call, given):
         return None
     outlines(call)
-    shape, eps = given["input"].shape, given.get("eps", 1e-5)
+    shape, eps, affine = given["input"].shape, given.get("eps", 1e-5), _affine_of(given)
     size = shape[1] // given["num_groups"]
     dims = tuple(range(2, len(shape)))
     reduced = Reduced(shape, dims, keepdim=True, group=(1, max(size, 1)))
 
     def local(box: Box, piece: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        weight, bias = given.affine.of(aside)
+        weight, bias = affine.of(aside)
         return torch.group_norm(piece, box.shape[1] // size, weight, bias, eps)
 
     def unit(ones: torch.Tensor, *aside: torch.Tensor) -> torch.Tensor:
-        weight, bias = given.affine.of(aside) if aside else (None, None)
+        weight, bias = affine.of(aside) if aside else (None, None)
         return torch.group_norm(ones, 1, weight, bias)
 
-    finish = _by_moments(reduced, eps, given.affine, unit)
+    finish = _by_moments(reduced, eps, affine, unit)
     return _decide(call, reduced, _CHANNELS, finish, local)
 
 
@@ -306,6 +295,7 @@ def _functional_group_norm(
 # -- batch_norm, instance_norm ---------------------------------------------------------------------
 
 
+@own_function
 def _channel_norm(
     input: torch.Tensor,
     dims: tuple[int, ...],
@@ -314,14 +304,6 @@ def _channel_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The input normalised over `dims`, its mean, and its variance as of a sample."""
-    given = (input, weight, bias)
-    if torch.overrides.has_torch_function(given):
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
-            torch.overrides.handle_torch_function(
-                _channel_norm, given, input, dims, weight, bias, eps
-            )
-        )
-        return found
     var, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
     shape = [-1 if dim == 1 else 1 for dim in range(input.dim())]
     affine = [None if one is None else one.reshape(shape) for one in (weight, bias)]
@@ -336,7 +318,7 @@ def _batch_unit(ones: torch.Tensor) -> torch.Tensor:
 
 
 def _decide_channel_norm(call: Call) -> Decision | None:
-    given = _arguments(call, "input dims weight bias eps")
+    given = known_arguments(call, "input dims weight bias eps")
     assert given is not None
     x = call.operands[0]
     if not math.prod(x.shape):
@@ -347,7 +329,7 @@ def _decide_channel_norm(call: Call) -> Decision | None:
         _, square, mean = statistics.unbind(0)
         return mean, square / (reduced.count - 1)
 
-    finish = _by_moments(reduced, given["eps"], given.affine, _batch_unit)
+    finish = _by_moments(reduced, given["eps"], _affine_of(given), _batch_unit)
     finish = finish._replace(more=more, num_more=2)
     layout = x.layout.bar
     besides = [beside(one, _CHANNELS, layout, call.rank) for one in call.operands[1:]]
@@ -370,23 +352,16 @@ def _decide_eval(call: Call) -> Decision | None:
     return decide_pieces(call, layout, besides, unit)
 
 
+@own_function
 def _known_norm(input: torch.Tensor, *given: Any) -> torch.Tensor:
     """`torch.batch_norm` by known statistics: weight, bias, mean, variance, eps."""
-    tensors = (input, *given[:-1])
-    if torch.overrides.has_torch_function(tensors):
-        found: torch.Tensor = torch.overrides.handle_torch_function(
-            _known_norm, tensors, input, *given
-        )
-        return found
     weight, bias, mean, var, eps = given
     return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, eps, False)
 
 
+@own_function
 def _brought(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The statistics where `like` is: what a function does to write them is its own work."""
-    if torch.overrides.has_torch_function((x, like)):
-        found: torch.Tensor = torch.overrides.handle_torch_function(_brought, (x, like), x, like)
-        return found
     return x
 
 

@@ -9,9 +9,9 @@ import torch
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pieces import Mapped, Part, decide_filled, decide_parts
 from shardwise.ops.rearranging import Segment, decide_segments
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Rule, register
 
 if TYPE_CHECKING:

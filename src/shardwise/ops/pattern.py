@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.ops.contraction import Factor, Form, decide_product
-from shardwise.ops.reduction import outline_of, outlines
+from shardwise.ops.outlines import outline_of, outlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -21,18 +21,11 @@ if TYPE_CHECKING:
     from shardwise.ops.contraction import Labels, Scale
     from shardwise.ops.rule import Call, Decision, Operand
 
-__all__ = ["Pattern", "aligned", "along", "argument", "names_of", "place_of"]
+__all__ = ["Pattern", "aligned", "along", "names_of", "place_of"]
 
 _LETTERS = string.ascii_lowercase
 Shape = tuple[int, ...]
 Names = tuple["Hashable", ...]
-
-
-def argument(call: Call, position: int, name: str, default: Any = None) -> Any:
-    """An argument of the call, given by position or by name."""
-    if position < len(call.args):
-        return call.args[position]
-    return call.kwargs.get(name, default)
 
 
 def place_of(call: Call, operand: Operand) -> int:

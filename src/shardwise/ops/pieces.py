@@ -1,8 +1,12 @@
 """Results that ranks make of what they hold: boxes are mapped, and nothing moves.
 
 A function of this kind says what becomes of a box of each operand: *parts*, which are boxes of the
-result with the way to compute them from the piece. Parts are where the piece is, so that all
-replicas and all addends of a box come out alike. Parts that line up on the same ranks are merged.
+result with the way to make them of the piece. Parts are where the piece is, so replicas stay
+replicas, addends of a pending reduction stay addends, and gradients need no exchange.
+
+`decide_view` is for results that show the memory of one operand: every part is a torch view of its
+piece, so that what is written into the one shows in the other. `decide_parts` is for results with
+memory of their own, of any number of operands: parts that line up on the same ranks are merged.
 """
 
 from __future__ import annotations
@@ -13,17 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shardwise.geometry import Box, Layout
+from shardwise.geometry import Box, Entry, Layout
 from shardwise.ops.reduction import tie_of
 from shardwise.ops.rule import Decision, Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shardwise.geometry import ReduceOp
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Operand
 
-__all__ = ["Mapped", "Part", "decide_filled", "decide_parts", "tied", "with_range"]
+__all__ = [
+    "Mapped",
+    "Part",
+    "decide_filled",
+    "decide_parts",
+    "decide_view",
+    "operand_of",
+    "tied",
+    "with_range",
+]
 
 
 class Part(NamedTuple):
@@ -31,26 +43,23 @@ class Part(NamedTuple):
 
     box: Box
     make: Callable[[torch.Tensor], torch.Tensor] | None = None  # None: by the call's own function
-    is_new: bool = True  # whether what `make` gives never shares memory with the piece
+    is_new: bool = True  # of `decide_parts`: whether this never shares memory with the piece
 
 
 class Mapped(NamedTuple):
-    """An operand in the layout in which it is needed, and what becomes of a box of it.
-
-    Every box has at least one part, if only one without elements: a piece that goes nowhere would
-    leave the graph ([Note: every rank is in every graph] in `comm/differentiable.py`).
-    """
+    """An operand in the layout in which it is needed, and what becomes of a box of it."""
 
     layout: Layout
     parts: Callable[[Box], Sequence[Part]]
 
 
 class _Made(NamedTuple):
-    """A part on this rank: of which operand and piece."""
+    """A part on this rank: of which addend, operand and piece."""
 
+    part: Part
+    term: int
     operand: int
     piece: int
-    part: Part
 
 
 class _Joined(NamedTuple):
@@ -58,6 +67,93 @@ class _Joined(NamedTuple):
 
     dim: int | None
     recipes: tuple[_Made | _Joined, ...]
+
+
+def _placed(operands: Sequence[Mapped], rank: int) -> tuple[list[Entry], list[_Made]]:
+    """Where all parts are, and how `rank` makes its own."""
+    entries: list[Entry] = []
+    made: list[_Made] = []
+    for number, (layout, parts) in enumerate(operands):
+        known = {box: parts(box) for box in dict.fromkeys(layout.boxes)}
+        num_pieces = 0
+        for box, owner, term in layout:
+            for part in known[box]:
+                own_term = term if part.box.volume else 0  # else there is nothing to add up
+                entries.append(Entry(part.box, owner, own_term))
+                if owner == rank:
+                    made.append(_Made(part, own_term, number, num_pieces))
+            num_pieces += owner == rank
+    return entries, made
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+def operand_of(call: Call) -> Operand | None:
+    """The operand of a view; None if the call has others, which say something that we cannot see.
+
+    As in `x[indices]` and `tensor_split(x, indices)`.
+    """
+    return call.operands[0] if len(call.operands) == 1 else None
+
+
+def decide_view(
+    call: Call,
+    results: Sequence[tuple[tuple[int, ...], Callable[[Box], Sequence[Part]]]],
+    *,
+    layout: Layout | None = None,
+    pack: Callable[[list[Any]], Any] | None = None,
+    phantom: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Decision:
+    """The decision for results of these shapes, each with the parts that a box has in it.
+
+    Parts are views, and a box may have none. `layout` is where the operand is needed, if not where
+    it is; `phantom` makes of a tensor without elements one of the results' dtype, if that is
+    another.
+    """
+    source = call.operands[0].layout if layout is None else layout
+    shown = [_shown(source, shape, parts, call.rank) for shape, parts in results]
+
+    def kernel(
+        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+    ) -> list[list[torch.Tensor]]:
+        return [[_part_of(one, pieces, invoke) for one in views] for _, views in shown]
+
+    views = shown[0][1]
+    is_one = len(views) == 1 == len(source.boxes_of(call.rank)) and len(shown) == 1
+
+    return Decision(
+        (Need(source), *[Need(other.layout) for other in call.operands[1:]]),
+        tuple(found for found, _ in shown),
+        kernel,
+        phantom=lambda tie, *_: [tie if phantom is None else phantom(tie)] * len(shown),
+        is_view=True,
+        local=views[0].part.make if is_one and pack is None else None,
+        pack=pack,
+    )
+
+
+def _shown(
+    source: Layout, shape: tuple[int, ...], parts: Callable[[Box], Sequence[Part]], rank: int
+) -> tuple[Layout, list[_Made]]:
+    """The layout of a result, and how the pieces of `rank` are made, in its order."""
+
+    def shown(box: Box) -> Sequence[Part]:
+        if 0 in shape:
+            return [Part(Box.whole(shape), lambda piece: _nothing_of(piece).view(shape))]
+        return parts(box) if box.volume else ()
+
+    entries, made = _placed([Mapped(source, shown)], rank)
+    made.sort(key=lambda one: (one.part.box, one.term, one.piece))
+    return Layout.of(shape, entries, pending=source.pending), made
+
+
+def _nothing_of(piece: torch.Tensor) -> torch.Tensor:
+    some = piece if piece.dim() else piece.view(1)
+    return some.narrow(0, 0, 0)
+
+
+# -- tensors of their own --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +174,19 @@ def decide_parts(
 ) -> Decision:
     """The decision by which every part is made where its piece is.
 
+    Every box has at least one part, if only one without elements: a piece that goes nowhere would
+    leave the graph ([Note: every rank is in every graph] in `comm/differentiable.py`).
+
     `merge`: the dims along which parts are merged. `dtype`, of the result: that of all operands.
     Pending reductions pass through; they have to be of one kind.
     """
-    held = _held(operands, call.rank)
+    held = _held(*_placed(operands, call.rank))
     for dim in merge:
         held = _merged(held, dim)
-    output = _layout(held, shape, _pending(operands))
+    entries = [Entry(box, *holder) for box, one in held.items() for holder in one.holders]
+    kinds = {one.layout.pending for one in operands} - {None}
+    assert len(kinds) < 2
+    output = Layout.of(shape, entries, pending=kinds.pop() if kinds else None)
     recipes = [
         recipe
         for _, _, recipe in sorted(
@@ -111,32 +213,20 @@ def decide_parts(
     )
 
 
-def _pending(operands: Sequence[Mapped]) -> ReduceOp | None:
-    found = {one.layout.pending for one in operands} - {None}
-    assert len(found) < 2
-    return found.pop() if found else None
-
-
-def _held(operands: Sequence[Mapped], rank: int) -> dict[Box, _Held]:
-    """The parts of all entries, by their boxes."""
+def _held(entries: Sequence[Entry], made: Sequence[_Made]) -> dict[Box, _Held]:
+    """The parts by their boxes."""
     holders: dict[Box, set[tuple[int, int]]] = defaultdict(set)
+    for box, owner, term in entries:
+        holders[box].add((owner, term))
     recipes: dict[Box, dict[int, list[_Made]]] = defaultdict(lambda: defaultdict(list))
-    for k, (layout, parts) in enumerate(operands):
-        known = {box: parts(box) for box in dict.fromkeys(layout.boxes)}
-        for box, owner, term in layout:
-            for part in known[box]:
-                holders[part.box].add((owner, term if part.box.volume else 0))
-        own = zip(layout.boxes_of(rank), layout.terms_of(rank), strict=True)
-        for piece, (box, term) in enumerate(own):
-            for part in known[box]:
-                number = term if part.box.volume else 0  # nothing to add up
-                recipes[part.box][number].append(_Made(k, piece, part))
+    for one in made:
+        recipes[one.part.box][one.term].append(one)
     return {
         box: _Held(
             frozenset(owners),
             {
-                term: made[0] if len(made) == 1 else _Joined(None, tuple(made))
-                for term, made in recipes[box].items()
+                term: found[0] if len(found) == 1 else _Joined(None, tuple(found))
+                for term, found in recipes[box].items()
             },
         )
         for box, owners in holders.items()
@@ -185,14 +275,6 @@ def _joined(chain: Sequence[_Held], dim: int) -> _Held:
     return _Held(chain[0].holders, dict(recipes))
 
 
-def _layout(held: dict[Box, _Held], shape: tuple[int, ...], pending: ReduceOp | None) -> Layout:
-    rows = [(box, *holder) for box, one in held.items() for holder in sorted(one.holders)]
-    boxes, owners = [box for box, _, _ in rows], [owner for _, owner, _ in rows]
-    if pending is None:
-        return Layout(shape, boxes, owners)
-    return Layout(shape, boxes, owners, terms=[term for _, _, term in rows], pending=pending)
-
-
 def with_range(box: Box, dim: int, low: int, high: int) -> Box:
     """The box with another range of one dim."""
     return Box(
@@ -227,12 +309,16 @@ def _made(
         if recipe.dim is not None:
             return torch.cat(parts, recipe.dim)
         return torch.cat([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
-    piece, part = pieces[recipe.operand][recipe.piece], recipe.part
-    if part.make is None:
-        made: torch.Tensor = invoke(piece)
-        return made
-    found = part.make(piece)
-    return found if part.is_new or is_joined else found.clone()
+    found = _part_of(recipe, pieces, invoke)
+    return found if recipe.part.is_new or is_joined else found.clone()
+
+
+def _part_of(
+    made: _Made, pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+) -> torch.Tensor:
+    make = invoke if made.part.make is None else made.part.make
+    found: torch.Tensor = make(pieces[made.operand][made.piece])
+    return found
 
 
 def _unused(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from shardwise.ops.call_arguments import argument
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import Pattern, argument
+from shardwise.ops.pattern import Pattern
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from shardwise.errors import OpError
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import aligned, argument, names_of, place_of
+from shardwise.ops.pattern import aligned, names_of, place_of
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _inner(call: Call, shapes: Sequence[Shape]) -> _Names:
 
 def _tensordot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
-    pairs = _pairs_of_dims(argument(call, 2, "dims", default=2), left, right)
+    pairs = _pairs_of_dims(arguments_of(call, "a b dims").get("dims", 2), left, right)
     if pairs is None:
         return None
     of_left: list[Hashable] = [("a", dim) for dim in range(left)]
@@ -241,10 +242,8 @@ class _Product:
     phantom: Callable[..., torch.Tensor] | None = None  # see `Decision`
 
     def decide(self, call: Call) -> Decision | None:
-        names = self.arguments.split()
-        given = {name: argument(call, k, name) for k, name in enumerate(names)}
-        if "self" in call.kwargs:
-            given[names[0]] = call.kwargs["self"]
+        named = arguments_of(call, self.arguments)
+        given: dict[str, Any] = {name: named.get(name) for name in self.arguments.split()}
         addend = given.pop(self.addend, None) if self.addend else None
         factors = list(given.values())
         tensors = factors if addend is None else [*factors, addend]

@@ -11,13 +11,13 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
 from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of, dims_of, listed
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.pieces import Mapped, Part, decide_parts
-from shardwise.ops.reduction import outlines
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
@@ -206,12 +206,9 @@ def _decide_tile(call: Call) -> Decision:
     return _repeated(call, (1,) * (result.ndim - len(counts)) + counts, tuple(result.shape))
 
 
+@own_function
 def repeat_interleave(x: Any, *how: Any, **options: Any) -> torch.Tensor:
     """`torch.repeat_interleave`, which has a rule for a number of times and a dim."""
-    tensors = (x, *how[:1])
-    if has_torch_function(tensors):
-        found: torch.Tensor = handle_torch_function(repeat_interleave, tensors, x, *how, **options)
-        return found
     return torch.repeat_interleave(x, *how, **options)
 
 
@@ -240,11 +237,9 @@ def _repeat_interleave(
     return repeat_interleave(input, repeats, dim, **options)
 
 
+@own_function
 def roll(x: torch.Tensor, shifts: Any, dims: Any) -> torch.Tensor:
     """`torch.roll` along dims, which has a rule."""
-    if has_torch_function_unary(x):
-        found: torch.Tensor = handle_torch_function(roll, (x,), x, shifts, dims)
-        return found
     return torch.roll(x, shifts, dims)
 
 

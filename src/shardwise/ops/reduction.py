@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import torch
 
 from shardwise.geometry import Box, Layout
+from shardwise.ops.outlines import listed_results, outlines
 from shardwise.ops.rule import Decision, Need, Operand, Then
 from shardwise.ops.work import number_work
 
@@ -46,8 +47,6 @@ __all__ = [
     "dtype_now",
     "everywhere",
     "kept_box",
-    "outline_of",
-    "outlines",
     "phantom_of_one",
     "reduced_of",
     "slots_of",
@@ -286,7 +285,7 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
-        return [[result] for result in _listed(invoke(*[held[0] for held in pieces]))]
+        return [[result] for result in listed_results(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
         tuple(Need(_replicated(operand.shape, call.ranks)) for operand in call.operands),
@@ -294,30 +293,6 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
         kernel,
         pack=pack,
     )
-
-
-def outlines(call: Call) -> list[torch.Tensor]:
-    """What the call gives, without data; raises what torch raises."""
-    return _listed(outline_of(call))
-
-
-def outline_of(call: Call) -> Any:
-    """The same, as torch returns it."""
-    # On the CPU there are the errors that people know.
-    has_elements = any(math.prod(operand.shape) for operand in call.operands)
-    device = "meta" if has_elements else "cpu"
-
-    def outline(value: Any) -> Any:
-        if isinstance(value, Operand):
-            return torch.empty(value.shape, dtype=value.dtype, device=device)
-        return [*map(outline, value)] if isinstance(value, tuple | list) else value
-
-    kwargs = {name: outline(value) for name, value in call.kwargs.items()}
-    return call.function(*map(outline, call.args), **kwargs)
-
-
-def _listed(results: Any) -> list[torch.Tensor]:
-    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def _finish(layouts: tuple[Layout, ...], wanted: tuple[Layout, ...]) -> tuple[Layout, ...] | None:
@@ -384,7 +359,7 @@ def decide_whole(
                 continue
             (share,) = terms.shares[cell, 0]
             if share.piece not in whole:
-                whole[share.piece] = _listed(invoke(pieces[0][share.piece]))
+                whole[share.piece] = listed_results(invoke(pieces[0][share.piece]))
             rows.append([_cut(result, share, reduced) for result in whole[share.piece]])
         return [list(column) for column in zip(*rows, strict=True)]
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from shardwise.ops import folds
+from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.pointwise import decide_pointwise
 from shardwise.ops.reduction import (
@@ -17,10 +19,9 @@ from shardwise.ops.reduction import (
     decide_fold,
     decide_terms,
     dtype_now,
-    outlines,
     reduced_of,
 )
-from shardwise.ops.rule import Operand, Rule, composite, register
+from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from shardwise.ops.rule import Call, Decision
 
 __all__: list[str] = []
-
-_INPUT = ("input", "self", "x", "A")  # what the first argument is called
-_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # names of numpy's
 
 
 class _Bound(dict[str, Any]):
@@ -59,16 +57,10 @@ class _Bound(dict[str, Any]):
 
 def _bound(call: Call, names: str) -> _Bound | None:
     """The arguments by name; None where the rule does not know them. Raises what torch raises."""
-    listed = names.split()
-    kwargs = {_ALIASES.get(name, name): value for name, value in call.kwargs.items()}
-    first = [name for name in _INPUT if name in kwargs]
-    args = [kwargs.pop(first[0]), *call.args] if first else list(call.args)
-    if len(call.operands) != 1 or kwargs.pop("out", None) is not None or len(args) > len(listed):
+    given = known_arguments(call, names)
+    if given is None or len(call.operands) != 1:
         return None
-    if not isinstance(args[0], Operand) or not set(kwargs) <= set(listed):
-        return None
-    bound = _Bound(zip(listed, args, strict=False))
-    bound.update(kwargs)
+    bound = _Bound(given)
     bound.results = outlines(call)
     return bound
 

@@ -8,8 +8,9 @@ import torch
 
 from shardwise.geometry import Box
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outline_of
+from shardwise.ops.pieces import Part, decide_view
 from shardwise.ops.rule import Rule, register
-from shardwise.ops.viewing import Part, decide_view, on_probe, operand_of
 
 if TYPE_CHECKING:
     from shardwise.ops.rule import Call, Decision
@@ -36,9 +37,7 @@ def decide_reinterpreted(call: Call, dtype: torch.dtype) -> Decision | None:
 
 def _decide_as_real(call: Call) -> Decision | None:
     """A dim of size 2 comes last; sums stay pending, other reductions are of complex numbers."""
-    operand = operand_of(call)
-    assert operand is not None
-    _, result = on_probe(call, operand)
+    (operand,), result = call.operands, outline_of(call)
     layout = operand.layout if operand.is_linear_sum else operand.layout.bar
 
     def parts(box: Box) -> list[Part]:
@@ -51,9 +50,7 @@ def _decide_as_real(call: Call) -> Decision | None:
 
 def _decide_as_complex(call: Call) -> Decision | None:
     """The last dim, of size 2, goes; None if it is cut."""
-    operand = operand_of(call)
-    assert operand is not None
-    _, result = on_probe(call, operand)
+    (operand,), result = call.operands, outline_of(call)
     layout = operand.layout if operand.is_linear_sum else operand.layout.bar
     if not layout.is_whole(-1):
         return None

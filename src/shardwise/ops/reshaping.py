@@ -23,9 +23,10 @@ import torch
 from shardwise._torch_compat import shares_memory
 from shardwise.geometry import Box, Layout, even_cuts, flat_range_boxes
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outline_of
+from shardwise.ops.pieces import Part, decide_view, operand_of
 from shardwise.ops.reinterpreting import decide_reinterpreted
 from shardwise.ops.rule import Rule, composite, register
-from shardwise.ops.viewing import Part, decide_view, on_probe, operand_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -381,7 +382,7 @@ def _decide(call: Call, *, is_view: bool = False) -> Decision | None:
     operand = operand_of(call)
     if operand is None:
         return None
-    _, result = on_probe(call, operand)
+    result = outline_of(call)
     if result.dtype != operand.dtype:
         return decide_reinterpreted(call, result.dtype)
     shape, new_shape = operand.shape, tuple(result.shape)

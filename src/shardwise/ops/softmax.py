@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
 from shardwise.call_site import user_level
+from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import (
     Reduced,
     decide_whole,
     everywhere,
-    outlines,
     phantom_of_one,
     terms_of,
 )
-from shardwise.ops.rule import Operand, Rule, composite, register
+from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.statistics import Finish, decide_with_statistics, wide
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision
 
@@ -80,40 +83,25 @@ class _LogSumExp(torch.autograd.Function):
         return softmax_times(ctx, x, own, grad), None
 
 
-class _Given(NamedTuple):
-    """The arguments of a softmax."""
-
-    input: Any
-    dim: Any
-    dtype: torch.dtype | None = None
-
-
 def _decide(call: Call, *, is_log: bool) -> Decision | None:
-    named = dict(call.kwargs)
-    if "self" in named:
-        named["input"] = named.pop("self")
-    if named.pop("out", None) is not None or not set(named) <= set(_Given._fields):
-        return None
-    given = _Given(*call.args, **named)
-    if (
-        len(call.operands) != 1
-        or not isinstance(given.input, Operand)
-        or type(given.dim) is not int
-    ):
+    given = known_arguments(call, "input dim dtype")
+    if given is None or len(call.operands) != 1 or type(given.get("dim")) is not int:
         return None
     outlines(call)  # raises what torch raises
-    x = given.input
+    x = given["input"]
     if not math.prod(x.shape):
         return everywhere(call)
     layout = x.layout.bar
-    dim = given.dim % max(len(x.shape), 1)
+    dim = given["dim"] % max(len(x.shape), 1)
     if not x.shape or layout.is_whole(dim):
         size, dims = (x.shape[dim], (dim,)) if x.shape else (1, ())
         along = Reduced(x.shape, dims, keepdim=True, width=size)
         terms = terms_of(layout, along, call.rank)
         return decide_whole(call, terms, layout, phantom=phantom_of_one(call))
     terms = terms_of(layout, Reduced(x.shape, (dim,), keepdim=True), call.rank)
-    return decide_with_statistics(call, terms, layout, _finish(dim, given.dtype, is_log=is_log))
+    return decide_with_statistics(
+        call, terms, layout, _finish(dim, given.get("dtype"), is_log=is_log)
+    )
 
 
 def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
@@ -156,34 +144,18 @@ def _usual_dim(name: str, ndim: int) -> int:
     return 0 if ndim in (0, 1, 3) else 1
 
 
-@composite("softmax", [F.softmax])
-def _softmax(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("softmax", input.dim()) if dim is None else dim
-    return torch.softmax(input, dim) if dtype is None else torch.softmax(input, dim, dtype)
+def _with_usual_dim(name: str, function: Callable[..., torch.Tensor]) -> None:
+    @composite(name, [getattr(F, name)])
+    def run(
+        input: torch.Tensor,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        dim = _usual_dim(name, input.dim()) if dim is None else dim
+        return function(input, dim) if dtype is None else function(input, dim, dtype)
 
 
-@composite("log_softmax", [F.log_softmax])
-def _log_softmax(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("log_softmax", input.dim()) if dim is None else dim
-    return torch.log_softmax(input, dim) if dtype is None else torch.log_softmax(input, dim, dtype)
-
-
-@composite("softmin", [F.softmin])
-def _softmin(
-    input: torch.Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    dim = _usual_dim("softmin", input.dim()) if dim is None else dim
-    return torch.softmax(-input, dim) if dtype is None else torch.softmax(-input, dim, dtype)
+_with_usual_dim("softmax", torch.softmax)
+_with_usual_dim("log_softmax", torch.log_softmax)
+_with_usual_dim("softmin", lambda x, *how: torch.softmax(-x, *how))

@@ -1,20 +1,23 @@
 """Views that have a part of each dim, in any order: transposes, slices, splits, expanded dims.
 
 Which part is read from the strides of what torch gives of a tensor without data. So one rule serves
-all of these functions, with every form of their arguments.
+all of these functions, with every form of their arguments. Windows, which overlap, have their own.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shardwise.geometry import Box
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import listed_results, outline_of
+from shardwise.ops.pieces import Part, decide_view, operand_of
 from shardwise.ops.rule import Rule, composite, register
-from shardwise.ops.viewing import Part, decide_view, on_probe, operand_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,14 +139,14 @@ def _chain(
     return show
 
 
-def _read(probe: torch.Tensor, result: torch.Tensor) -> _View:
-    """What a view of a contiguous tensor shows, by its strides."""
-    strides = {dim: probe.stride(dim) for dim, size in enumerate(probe.shape) if size > 1}
+def _read(shape: tuple[int, ...], result: torch.Tensor) -> _View:
+    """What a view of a contiguous tensor of this shape shows, by its strides."""
+    strides = {dim: math.prod(shape[dim + 1 :]) for dim, size in enumerate(shape) if size > 1}
     along: list[_Slice | None] = []
     offset = result.storage_offset()
-    at = dict.fromkeys(range(probe.dim()), 0)
+    at = dict.fromkeys(range(len(shape)), 0)
     for dim, stride in strides.items():
-        at[dim] = offset // stride % probe.shape[dim]
+        at[dim] = offset // stride % shape[dim]
     for size, stride in zip(result.shape, result.stride(), strict=True):
         if size == 1 or stride == 0:
             along.append(None)
@@ -158,16 +161,15 @@ def _decide(call: Call) -> Decision | None:
     operand = operand_of(call)
     if operand is None:
         return None
-    probe, given = on_probe(call, operand)
-    has_several = isinstance(given, tuple | list)
-    results = list(given) if has_several else [given]
+    given = outline_of(call)
+    results = listed_results(given)
     if not results:  # of `unbind` along a dim without elements
         return None
     shown = [
-        (tuple(result.shape), _read(probe, result).parts if result.numel() else _no_parts)
+        (tuple(result.shape), _read(operand.shape, result).parts if result.numel() else _no_parts)
         for result in results
     ]
-    return decide_view(call, shown, pack=tuple if has_several else None)
+    return decide_view(call, shown, pack=None if isinstance(given, torch.Tensor) else tuple)
 
 
 def _no_parts(_: Box) -> list[Part]:
@@ -196,6 +198,27 @@ def _decide_index(call: Call) -> Decision | None:
     return _decide(call)
 
 
+# -- windows ---------------------------------------------------------------------------------------
+
+
+def _decide_windows(call: Call) -> Decision | None:
+    """`x.unfold(dim, size, step)`: each window has elements of the next; None if `dim` is cut."""
+    (operand,), result = call.operands, outline_of(call)
+    given = arguments_of(call, "input dimension size step")
+    dim, size, step = given["dimension"], given["size"], given["step"]
+    if not operand.shape or not operand.layout.is_whole(dim):
+        return None
+    dim %= len(operand.shape)
+
+    def parts(box: Box) -> list[Part]:
+        stop = [*box.stop, size]
+        stop[dim] = result.shape[dim]
+        target = Box((*box.start, 0), tuple(stop))
+        return [Part(target, lambda piece: piece.unfold(dim, size, step))]
+
+    return decide_view(call, [(tuple(result.shape), parts)])
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 for _name in _VIEWS.split():
@@ -203,6 +226,7 @@ for _name in _VIEWS.split():
 for _name in _GETTERS.split():
     register(Rule(_name, _decide), [getattr(_Tensor, _name).__get__])
 register(Rule("__getitem__", _decide_index), functions_named(["__getitem__"]))
+register(Rule("unfold", _decide_windows), [_Tensor.unfold])
 
 
 @composite("narrow_copy", functions_named(["narrow_copy"]))

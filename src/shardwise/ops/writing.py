@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from shardwise.errors import OpError
 from shardwise.geometry import Box, is_tiling
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.looking_up import (
     are_neighbours,
     check_plain_index,
@@ -24,6 +24,7 @@ from shardwise.ops.looking_up import (
     phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
+from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.work import Use, need_of
 
@@ -41,6 +42,7 @@ _aten: Any = torch.ops.aten  # whose index_put leaves dims out, as Python's does
 Follows = tuple[tuple[int, int] | None, ...]
 
 
+@own_function
 def write_at(
     x: torch.Tensor,
     indices: Sequence[torch.Tensor],
@@ -52,15 +54,11 @@ def write_at(
 
     With `accumulate`, `+=`, where an element may be written several times.
     """
-    tensors = (x, *indices, values)
-    if has_torch_function(tensors):
-        args = (x, indices, dims, values, accumulate)
-        found: torch.Tensor = handle_torch_function(write_at, tensors, *args)
-        return found
     written: torch.Tensor = _aten.index_put(x, _index(x, indices, dims), values, accumulate)
     return written
 
 
+@own_function
 def write_at_(
     x: torch.Tensor,
     indices: Sequence[torch.Tensor],
@@ -69,11 +67,6 @@ def write_at_(
     accumulate: bool,
 ) -> torch.Tensor:
     """The same in place."""
-    tensors = (x, *indices, values)
-    if has_torch_function(tensors):
-        args = (x, indices, dims, values, accumulate)
-        found: torch.Tensor = handle_torch_function(write_at_, tensors, *args)
-        return found
     _aten.index_put_(x, _index(x, indices, dims), values, accumulate)
     return x
 
@@ -292,7 +285,8 @@ for _name, _make in (("index_add", _index_add), ("index_copy", _index_copy)):
 def _decide_scatter(call: Call) -> Decision | None:
     name = str(call.function.__name__)
     in_place = name.endswith("_")
-    dim, index = (_argument(call, k, key) for k, key in ((1, "dim"), (2, "index")))
+    given = arguments_of(call, "input dim index")
+    dim, index = given.get("dim"), given.get("index")
     x, src = call.operands[0], call.operands[-1] if len(call.operands) == 3 else None
     if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
         return None
@@ -309,7 +303,8 @@ def _decide_scatter(call: Call) -> Decision | None:
 def _decide_fill(call: Call) -> Decision | None:
     """`index_fill`, of whose value the gradient counts an index that stands twice once."""
     name = str(call.function.__name__)
-    dim, index = (_argument(call, k, key) for k, key in ((1, "dim"), (2, "index")))
+    given = arguments_of(call, "input dim index")
+    dim, index = given.get("dim"), given.get("index")
     x, values = call.operands[0], call.operands[2:]
     if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
         return None
@@ -322,10 +317,6 @@ def _decide_fill(call: Call) -> Decision | None:
 
 def _follows(dim: int, used: tuple[int, ...]) -> Follows:
     return tuple(None if d == dim else (d, n) for d, n in enumerate(used))
-
-
-def _argument(call: Call, position: int, name: str) -> Any:
-    return call.args[position] if position < len(call.args) else call.kwargs.get(name)
 
 
 def _check_scatter(

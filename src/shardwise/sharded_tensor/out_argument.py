@@ -13,6 +13,7 @@ import torch
 
 from shardwise._torch_compat import RandomMarks, tree_leaves, tree_map
 from shardwise.errors import OpError
+from shardwise.ops.outlines import outline
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.tensor import ShardedTensor, check_writable
 
@@ -67,8 +68,7 @@ def _ask_torch(
     def shadow(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        made = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        return made.requires_grad_(value.requires_grad and torch.is_grad_enabled())
+        return outline(value).requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
     shadows = [shadow(out) for out in outs]
     named = {name: tree_map(shadow, value) for name, value in kwargs.items() if name != "out"}

@@ -51,7 +51,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "flip": [
         Sample(lambda x: x.flip(0), ((8, 6),), keeps=_ROWS),
-        Sample(lambda x: torch.flip(x, (0, -1)), (_SHAPE,), keeps=_COLUMNS),
+        Sample(lambda x: torch.flip(x, [0, -1]), (_SHAPE,), keeps=_COLUMNS),
     ],
     "fliplr": [Sample(torch.fliplr, ((4, 3),), keeps=_COLUMNS)],
     "flipud": [Sample(torch.flipud, ((4, 3),), "bits", False, keeps=_ROWS)],
@@ -71,13 +71,13 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "repeat": [
         Sample(lambda x: x.repeat(2, 3), ((4, 3),), keeps=_ROWS),
-        Sample(lambda x: x.repeat((2, 1, 2)), ((4, 3),), keeps=_COLUMNS),
+        Sample(lambda x: x.repeat([2, 1, 2]), ((4, 3),), keeps=_COLUMNS),
         Sample(lambda x: x.repeat(0, 2), ((4, 3),)),
         Sample(lambda x: x.repeat(3), ((),)),
     ],
     "tile": [
         Sample(lambda x: x.tile(2), ((4, 3),), keeps=_ROWS),
-        Sample(lambda x: torch.tile(x, (2, 1, 2)), ((4, 3),), keeps=_ROWS),
+        Sample(lambda x: torch.tile(x, [2, 1, 2]), ((4, 3),), keeps=_ROWS),
     ],
     "repeat_interleave": [
         Sample(lambda x: x.repeat_interleave(2, 0), ((4, 3),), keeps=_ROWS),
