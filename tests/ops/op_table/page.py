@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "op-table.md"
 
 _MEANING = {
     "rule": "computed where the pieces are: every sample, on every layout that was tried",
-    "partly": "by a rule, but some calls gather or are refused, as the remark says",
+    "partly": "calls differ: some gather or are refused, as the remark says",
     "fallback": "gathers its tensors, computes, and cuts the result",
     "refused": "raises, for the reason in the remark",
     "wrong": "some call does not give what torch gives: a defect of ours",
@@ -53,8 +53,8 @@ Made by `make op-table`; `make test-long` runs all of it again, `make test` a pa
 
 The values are those of torch, however an op works; what differs is the cost. A *rule* works on
 the pieces, a *fallback* gathers, which `shardwise.implicit_comm` announces: see [math on sharded
-tensors](ops.md). Functions that are not linear gather when they write in place into a pending
-sum, which the table leaves out.
+tensors](ops.md). The table leaves out what holds for all: functions that are not linear gather
+when they write in place into a pending sum, and `memory_format=torch.channels_last` is refused.
 
 """
 
@@ -68,7 +68,7 @@ class Effort:
     has_variants: bool = True  # whether methods, operators, in-place forms and out= are tried
 
 
-LONG = Effort(samples=6, layouts=2)  # of the page, and of `make test-long`
+LONG = Effort(samples=4, layouts=2)  # of the page, and of `make test-long`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,12 @@ class Try:
     @property
     def kind(self) -> Kind:
         """How it went; what the head of the page says of all ops is left out."""
-        is_pending = self.call.writes and self.cuts[0] is not None and self.cuts[0].pending
-        gathers = self.outcome.kind == "fallback"
-        return "rule" if gathers and is_pending else self.outcome.kind
+        first, kind = self.cuts[0], self.outcome.kind
+        is_pending = self.call.writes and first is not None and first.pending is not None
+        is_general = (kind == "fallback" and is_pending) or (
+            kind == "refused" and "channels_last" in self.outcome.detail
+        )
+        return "rule" if is_general else kind
 
     def __str__(self) -> str:
         cuts = "; ".join(map(str, self.cuts))
@@ -141,13 +144,13 @@ def row_of(name: str, op: Any, tries: Sequence[Try]) -> Row:
         return Row(name, "not applicable", _why_not(op))
     if "wrong" in kinds:
         return Row(name, "wrong", KNOWN_WRONG.get(name, "not known yet"))
+    if name in MAY_GATHER and kinds <= {"rule", "fallback"} and "rule" in kinds:
+        return Row(name, "partly", MAY_GATHER[name])
     if kinds == {"rule"}:
         moves = any(one.outcome.moves for one in tries)
         return Row(name, "rule", "moves its tensor on some layouts" if moves else "")
     if kinds == {"fallback"}:
         return Row(name, "fallback", _inner_functions(name, tries))
-    if name in MAY_GATHER and "refused" not in kinds:
-        return Row(name, "partly", MAY_GATHER[name])
     remarks = [
         *([f"gathers {_where('fallback', tries)}"] if "fallback" in kinds else []),
         *([_refusal(tries)] if "refused" in kinds else []),

@@ -39,9 +39,9 @@ Cut = list["Layout | None"]  # one per tensor; None: given as a plain tensor
 
 _UNINITIALIZED = ("empty_like", "new_empty", "new_empty_strided")  # whose values mean nothing
 
-# Not tried on pending sums: one reads the last bits of floats, which a sum of terms has otherwise,
+# Not tried on pending sums: two read the last bits of floats, which a sum of terms has otherwise,
 # the others round every term of a sum to 16 bits, which is more than the tolerance of results.
-_READS_BITS = ("bfloat16", "chalf", "half", "hash_tensor")
+_READS_BITS = ("bfloat16", "chalf", "equal", "half", "hash_tensor")
 
 
 @dataclass(frozen=True, slots=True)
