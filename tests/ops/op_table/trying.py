@@ -96,10 +96,11 @@ def cut(call: OpCall, world_size: int, seed: str) -> Cut:
             continue
         shape = tuple(held.shape)
         kinds = list(layout_kinds(shape, world_size=world_size).values())
-        odd = _odd_layouts(shape, world_size)
+        if draw.random() < 0.3:
+            kinds = _odd_layouts(shape, world_size) or kinds
         if call.op in _READS_BITS:
-            kinds, odd = [[one for one in listed if not one.pending] for listed in (kinds, odd)]
-        found.append(draw.choice(odd if odd and draw.random() < 0.3 else kinds))
+            kinds = [one for one in kinds if one.pending is None]
+        found.append(draw.choice(kinds))
     if all(one is None for one in found):
         found[0] = layout_kinds(tuple(call.tensors[0].shape), world_size=world_size)["replicated"]
     return found
