@@ -9,8 +9,9 @@ import torch
 
 from shardwise.ops.call_arguments import argument
 from shardwise.ops.names import functions_named
-from shardwise.ops.outlines import outlines, tie_of
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, along
+from shardwise.ops.reduction import tie_of
 from shardwise.ops.rule import Call, Operand, Rule, register
 
 if TYPE_CHECKING:
