@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BENCHMARKS := tiling planning reshard create random_fill
 
-.PHONY: help demo test test-long lint bench clean
+.PHONY: help demo test test-long lint bench op-table clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,10 @@ lint: $(READY) ## ruff, mypy (strict), import-linter
 
 bench: $(READY) ## every benchmark, with ratios to the peers
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+op-table: $(READY) ## docs/op-table.md anew: torch's own op samples on sharded tensors (minutes)
+	$(BIN)/python -m tests.ops.op_table > docs/op-table.md.new
+	mv docs/op-table.md.new docs/op-table.md
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

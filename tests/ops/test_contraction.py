@@ -363,6 +363,14 @@ def test_einsum_on_random_layouts(case: tuple[str, list[Layout]]) -> None:
     check_op(Sample(lambda *operands: torch.einsum(equation, *operands), shapes), held)
 
 
+def test_an_empty_box_along_a_dim_that_is_broadcast() -> None:
+    batches = Layout(
+        (2, 1, 1, 1), [Box((0, 0, 0, 0), (0, 0, 1, 1)), Box.whole((2, 1, 1, 1))], [0, 0]
+    )
+    other = Layout((2, 1, 1), [Box.whole((2, 1, 1))], [0])
+    check_op(Sample(torch.matmul, ((2, 1, 1, 1), (2, 1, 1))), [batches, other], world_size=2)
+
+
 CALLS: list[tuple[Callable[..., torch.Tensor], str]] = [
     (F.linear, "mk nk n"),
     (F.linear, "bmk nk n"),

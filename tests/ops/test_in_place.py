@@ -280,6 +280,22 @@ def test_results_arrive_in_the_layout_of_out(name: str) -> None:
             torch.testing.assert_close(one, other)
 
 
+def test_functions_that_torch_asks_for_a_device_or_that_return_nothing_write_into_out() -> None:
+    def run() -> list[torch.Tensor]:
+        x: Any = at(shardwise.chunk(1, ranks=range(WORLD_SIZE)))
+        out: Any = at(shardwise.on_rank(1))
+        torch.linspace(x[0, 0], x[-1, -1], 3, device="cpu", out=(line := out[0].clone()))
+        rows = [row.clone() for row in out]
+        write: Any = torch.unbind_copy
+        assert write(x, out=rows) is None, "as of torch"
+        return [line.full_tensor(), *[row.full_tensor() for row in rows]]
+
+    for found in on_ranks(run):
+        expected = [torch.linspace(FULL[0, 0], FULL[-1, -1], 3), *FULL]
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_what_torch_refuses_of_out_is_refused_on_every_rank() -> None:
     def run() -> None:
         x = at(shardwise.on_rank(1))

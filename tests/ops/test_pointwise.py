@@ -119,3 +119,11 @@ def test_numbers_of_boxes_that_do_not_tile_are_brought_whole() -> None:
     assert found.outputs == (x,)
     assert found.needs[1].layout == bias
     assert not found.is_one_call
+
+
+def test_empty_boxes_of_a_weight_that_loses_its_dim_stay_empty() -> None:
+    number = layout("on_rank(0)", ())
+    weight = Layout((1,), [Box((0,), (1,)), Box((1,), (1,))], [0, 0])
+    found = decide(torch.nn.functional.prelu, number, weight)
+    assert found.outputs == (number,)
+    assert moved(found, number, weight) == 0

@@ -40,6 +40,11 @@ def _first(*given: Shape) -> Shape | None:
     return given[0] if _broadcast(*given) == given[0] else None
 
 
+def _sequences(*given: Shape) -> Shape | None:
+    """The shape of attention, of one size for keys and queries."""
+    return given[0] if len(given[0]) > 1 and len(set(given)) == 1 else None
+
+
 def _same(*given: Shape) -> Shape | None:
     return given[0] if len(set(given)) == 1 else None
 
@@ -131,6 +136,8 @@ OPS = [
     Op("add in place", 2, _plus_in_place, _first),
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
+    Op("attention", 3, F.scaled_dot_product_attention, _sequences),
+    Op("pool", 1, lambda x: F.max_pool1d(x, 1), lambda x: x if len(x) in (2, 3) else None),
     Op("detach", 2, lambda x, y: x * y.detach()),
     Op("turn", 1, lambda x: x.permute(tuple(range(x.dim()))[::-1]), _turned),
     Op("halve", 1, lambda x: x[..., ::2] if x.dim() else x * 1, _halved),

@@ -103,6 +103,35 @@ def _in_place_with_gradient(_: int) -> None:
         x.mul_(2)
 
 
+def _statistics_beside_weights_that_require_grad(_: int) -> None:
+    shardwise.implicit_comm("allow")
+    weight = made()[3].clone().detach().requires_grad_()
+    mean, variance = made()[0].clone(), made()[1].clone()
+    found = torch.native_batch_norm(made(), weight, None, mean, variance, True, 0.5, 1e-5)
+    found[0].square().sum().backward()
+    full, plain = FULL[3].clone().requires_grad_(), [FULL[0].clone(), FULL[1].clone()]
+    expected = torch.native_batch_norm(FULL, full, None, plain[0], plain[1], True, 0.5, 1e-5)
+    expected[0].square().sum().backward()
+    torch.testing.assert_close(mean.full_tensor(), plain[0])
+    torch.testing.assert_close(variance.full_tensor(), plain[1])
+    torch.testing.assert_close(weight.grad.full_tensor(), full.grad)
+
+
+def test_statistics_are_written_and_weights_beside_them_are_not() -> None:
+    shardwise.run_local(_statistics_beside_weights_that_require_grad, 2)
+
+
+def _sparse_results(_: int) -> None:
+    shardwise.implicit_comm("allow")
+    for spec in SPECS.values():
+        with pytest.raises(OpError, match="pieces are dense"):
+            made(spec()).to_sparse()
+
+
+def test_sparse_results_are_refused() -> None:
+    shardwise.run_local(_sparse_results, 2)
+
+
 def test_in_place_functions_have_gradients() -> None:
     shardwise.run_local(_in_place_with_gradient, 2)
 

@@ -23,6 +23,8 @@ def _moves(rank: int) -> None:
     assert st.to("cpu", copy=True, process_group=pair).dtype == torch.float32
     assert st.cpu() is st
     assert st.to(st) is st
+    assert st.to("cpu", torch.float32, False, False) is st
+    assert st.to(torch.float32, False, True) is not st  # a copy, by position
     if rank == 1:
         with pytest.raises(LayoutError, match="Global rank 0 does not exist"):
             st.to("cpu", process_group=other)

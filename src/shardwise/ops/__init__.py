@@ -1,7 +1,10 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
+    along,
+    attention,
     class_losses,
+    convolution,
     diagonals,
     elementwise,
     embedding,
@@ -9,8 +12,10 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     joining,
     looking_up,
     losses,
+    multi_head,
     normalizing,
     padding,
+    pooling,
     products,
     rearranging,
     reductions,

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry.box import Ints
 
-__all__ = ["Factor", "Form", "Labels", "decide_product"]
+__all__ = ["Factor", "Form", "Labels", "Scale", "decide_product"]
 
 # The label of each dim; None for a dim of size 1 that is broadcast.
 Labels = tuple[int | None, ...]
@@ -60,11 +61,34 @@ Key = TypeVar("Key", bound="Hashable")
 Run: TypeAlias = "Callable[[Callable[..., Any], Sequence[torch.Tensor], Box], Any]"
 
 
+class Scale(NamedTuple):
+    """How the indices of a dim stand to its label: so many of them are so many units of it."""
+
+    indices: int
+    units: int
+
+    def units_of(self, start: Any, stop: Any) -> tuple[Any, Any]:
+        """The units of a range of indices; of numbers or arrays of them."""
+        return start // self.indices * self.units, -(-stop // self.indices) * self.units
+
+    def indices_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The indices that a range of units has a part of."""
+        return start // self.units * self.indices, -(-stop // self.units) * self.indices
+
+
+_ALIKE = Scale(1, 1)
+
+
 class Factor(NamedTuple):
     """An operand of a product: where it stands among the operands of the call, and its labels."""
 
     place: int
     labels: Labels
+    scales: tuple[Scale, ...] = ()  # of each dim; nothing: all are their labels
+
+    def scale(self, dim: int) -> Scale:
+        """Heads of keys that serve several heads of queries are several units of their label."""
+        return self.scales[dim] if self.scales else _ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +100,27 @@ class Form:
     output: tuple[int, ...]  # the label of each dim; labels that are not in it are summed over
     addend: Factor | None = None
     whole: frozenset[int] = frozenset()  # labels that nothing may cut. [Note: whole labels]
-    run: Run | None = None  # in place of the call's own function; not with an addend
-    num_outputs: int = 1  # all alike; several only if nothing that may be cut is summed over
+    run: Run | None = None  # in place of the call's own function
+    # Blocks of which the call's own function gives what `run` would.
+    is_own: Callable[[Box], bool] = lambda space: False
+    # Labels of further outputs: the same as those of the first, but for whole ones. Only if nothing
+    # that may be cut is summed over.
+    others: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the output."""
-        return tuple(self.sizes[label] for label in self.output)
+        return self.shapes[0]
+
+    @property
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        """The labels of each output."""
+        return (self.output, *self.others)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each output."""
+        return tuple(tuple(self.sizes[label] for label in labels) for labels in self.outputs)
 
     @property
     def summed(self) -> tuple[int, ...]:
@@ -93,8 +131,9 @@ class Form:
         self, invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
     ) -> Sequence[torch.Tensor]:
         """What a block gives, one per output."""
-        found = invoke(*tensors) if self.run is None else self.run(invoke, tensors, space)
-        return found if self.num_outputs > 1 else (found,)
+        is_own = self.run is None or self.is_own(space)
+        found = invoke(*tensors) if is_own else self.run(invoke, tensors, space)  # type: ignore[misc]
+        return found if self.others else (found,)
 
 
 def decide_product(call: Call, form: Form) -> Decision:
@@ -122,10 +161,16 @@ def decide_product(call: Call, form: Form) -> Decision:
 
 def _usable(form: Form, factor: Factor, layout: Layout) -> list[Layout]:
     """The layout, or those to choose from if it cuts what has to be whole. [Note: whole labels]"""
+    full = [box for box in layout.boxes if not box.is_empty]
     dims = [dim for dim, label in enumerate(factor.labels) if label in form.whole]
-    if all(box.is_empty or _is_whole(box, layout.shape, dims) for box in layout.boxes):
+    dims += [dim for dim in range(len(layout.shape)) if _splits_units(full, dim, factor.scale(dim))]
+    if all(_is_whole(box, layout.shape, dims) for box in full):
         return [layout]
     return [_whole_along(layout, dims, is_shared=is_shared) for is_shared in (True, False)]
+
+
+def _splits_units(boxes: Iterable[Box], dim: int, scale: Scale) -> bool:
+    return any(box.start[dim] % scale.indices or box.stop[dim] % scale.indices for box in boxes)
 
 
 def _is_whole(box: Box, shape: tuple[int, ...], dims: Sequence[int]) -> bool:
@@ -197,17 +242,18 @@ def _distinct(layout: Layout) -> _Distinct:
     )
 
 
-def _ranges(boxes: Boxes, labels: Labels, sizes: tuple[int, ...]) -> Boxes:
+def _ranges(boxes: Boxes, factor: Factor, sizes: tuple[int, ...]) -> Boxes:
     """The boxes in the space of labels: whole where they have no dim.
 
     Of a label that stands twice, as in `ii`, the part that all its dims share.
     """
     starts = np.zeros((len(boxes), len(sizes)), np.int64)
     stops = np.tile(np.array(sizes, np.int64), (len(boxes), 1))
-    for dim, label in enumerate(labels):
+    for dim, label in enumerate(factor.labels):
         if label is not None:
-            starts[:, label] = np.maximum(starts[:, label], boxes.starts[:, dim])
-            stops[:, label] = np.minimum(stops[:, label], boxes.stops[:, dim])
+            low, high = factor.scale(dim).units_of(boxes.starts[:, dim], boxes.stops[:, dim])
+            starts[:, label] = np.maximum(starts[:, label], low)
+            stops[:, label] = np.minimum(stops[:, label], high)
     return Boxes(starts, np.maximum(starts, stops))
 
 
@@ -237,7 +283,7 @@ def _overlaps(form: Form, found: Sequence[_Distinct]) -> tuple[Boxes, Ints]:
     picks: Ints = np.zeros((1, 0), np.int64)
     for factor, one in zip(form.factors, found, strict=True):
         full = np.flatnonzero(one.boxes.is_full)
-        ranges = _ranges(one.boxes[full], factor.labels, form.sizes)
+        ranges = _ranges(one.boxes[full], factor, form.sizes)
         i, j = intersecting_pairs(space, ranges)
         picks = np.column_stack([picks[i], full[j]])
         space = Boxes(
@@ -255,7 +301,7 @@ def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
     found: dict[tuple[Box, ...], set[int]] = defaultdict(set)
     for rank in {rank for layout in layouts for rank in _ranks_with_empty_boxes(layout)}:
         for sources in itertools.product(*[layout.boxes_of(rank) for layout in layouts]):
-            if any(box.is_empty for box in sources):
+            if any(box.is_empty for box in sources) and not _has_empty_broadcast(form, sources):
                 found[sources].add(rank)
     blocks = []
     for sources, ranks in sorted(found.items()):
@@ -271,6 +317,15 @@ def _empty_blocks(form: Form, layouts: Sequence[Layout]) -> list[_Block]:
     return blocks
 
 
+def _has_empty_broadcast(form: Form, sources: Sequence[Box]) -> bool:
+    """Whether a box has nothing along a dim that is broadcast, of which torch knows no product."""
+    return any(
+        label is None and not size
+        for factor, box in zip(form.factors, sources, strict=True)
+        for label, size in zip(factor.labels, box.shape, strict=True)
+    )
+
+
 def _ranks_with_empty_boxes(layout: Layout) -> set[int]:
     return set(layout.owners[~layout.boxes.is_full].tolist())
 
@@ -279,13 +334,13 @@ def _following(form: Form, layouts: Sequence[Layout], anchor: int) -> list[Layou
     """The layouts in which every entry of one factor has what it is multiplied with."""
     boxes, owners = _distinct(layouts[anchor])
     full = np.flatnonzero(boxes.is_full)
-    spaces = list(_ranges(boxes[full], form.factors[anchor].labels, form.sizes))
+    spaces = list(_ranges(boxes[full], form.factors[anchor], form.sizes))
     users = [owners[k] for k in full.tolist()]
     found = list(layouts)
     for k, (factor, layout) in enumerate(zip(form.factors, layouts, strict=True)):
         if k != anchor:
             parts = [
-                (_needed_of(factor.labels, layout.shape, space), ranks)
+                (_needed_of(factor, layout.shape, space), ranks)
                 for space, ranks in zip(spaces, users, strict=True)
                 if not space.is_empty
             ]
@@ -293,16 +348,18 @@ def _following(form: Form, layouts: Sequence[Layout], anchor: int) -> list[Layou
     return found
 
 
-def _needed_of(labels: Labels, shape: tuple[int, ...], space: Box) -> Box:
+def _needed_of(factor: Factor, shape: tuple[int, ...], space: Box) -> Box:
     """What of a factor is needed for a part of the space of labels.
 
     Of a label that stands twice only the first dim is cut, since squares along a diagonal would
     leave out the rest of the tensor.
     """
     start, stop = [0] * len(shape), list(shape)
-    for dim, label in enumerate(labels):
-        if label is not None and label not in labels[:dim]:
-            start[dim], stop[dim] = space.start[label], space.stop[label]
+    for dim, label in enumerate(factor.labels):
+        if label is not None and label not in factor.labels[:dim]:
+            start[dim], stop[dim] = factor.scale(dim).indices_of(
+                space.start[label], space.stop[label]
+            )
     return Box(tuple(start), tuple(stop))
 
 
@@ -438,7 +495,7 @@ def _decision(
         for row, entry in zip(rows, entries, strict=True):
             for spots, k in zip(row, result.blocks[entry], strict=True):
                 source = blocks[k].sources[number]
-                part = _part_of(source, factor.labels, _inside(blocks[k].box, form, entry.box))
+                part = _part_of(source, factor, _inside(blocks[k].box, form, entry.box))
                 spots[factor.place] = _Spot(pieces[source, k], part)
     if form.addend is not None:
         place = form.addend.place
@@ -451,13 +508,13 @@ def _decision(
     spaces = [
         [_inside(blocks[k].box, form, entry.box) for k in result.blocks[entry]] for entry in entries
     ]
-    return _made(call, form, result.layout, listed, rows, spaces), cost
+    return _made(call, form, result, listed, rows, spaces), cost
 
 
 def _made(
     call: Call,
     form: Form,
-    output: Layout,
+    result: _Result,
     needs: tuple[Need, ...],
     rows: Sequence[Sequence[Spots]],
     spaces: Sequence[Sequence[Box]],
@@ -469,6 +526,12 @@ def _made(
             for spots, space in zip(*row, strict=True)
         ]
         for row in zip(rows, spaces, strict=True)
+    ]
+
+    layouts = [result.layout, *[_other_layout(form, labels, result) for labels in form.others]]
+    orders = [
+        _order(form, labels, layout, result, call.rank)
+        for labels, layout in zip(form.outputs, layouts, strict=True)
     ]
 
     def kernel(
@@ -483,19 +546,70 @@ def _made(
                 for spots, space in listed
             ]
             found.append([functools.reduce(torch.add, one) for one in zip(*products, strict=True)])
-        return [list(one) for one in zip(*found, strict=True)]
+        return [[found[k][number] for k in order] for number, order in enumerate(orders)]
 
+    # A number is of use to everybody, and as cheap to bring everywhere as to anybody.
     everywhere = Layout((), [Box.whole(())] * len(call.ranks), call.ranks)
+    finish = [everywhere if layout.shape == () else layout for layout in layouts]
     return Decision(
         needs,
-        (output,) * form.num_outputs,
+        tuple(layouts),
         kernel,
-        # A number is of use to everybody, and as cheap to bring everywhere as to anybody.
-        finish=(everywhere,) if output.shape == () and output != everywhere else None,
-        is_one_call=form.run is None
-        and len(sums) == 1
+        finish=tuple(finish) if finish != layouts else None,
+        phantom=_phantom(call, form) if form.whole else None,
+        is_one_call=len(sums) == 1
         and len(sums[0]) == 1
-        and all(spot.is_whole for spot in sums[0][0][0]),
+        and all(spot.is_whole for spot in sums[0][0][0])
+        and (form.run is None or form.is_own(sums[0][0][1])),
+    )
+
+
+def _other_layout(form: Form, labels: tuple[int, ...], result: _Result) -> Layout:
+    """The layout of an output that is cut as the first one is."""
+    entries = [
+        Entry(_other_box(form, labels, box), rank, term) for box, rank, term in result.blocks
+    ]
+    shape = tuple(form.sizes[label] for label in labels)
+    return Layout.of(shape, entries, pending="sum")
+
+
+def _other_box(form: Form, labels: tuple[int, ...], box: Box) -> Box:
+    return _projected(_inside(Box.whole(form.sizes), form, box), labels)
+
+
+def _order(
+    form: Form, labels: tuple[int, ...], layout: Layout, result: _Result, rank: int
+) -> list[int]:
+    """Which piece of the first output each local piece of an output goes with."""
+    place = {
+        (_other_box(form, labels, entry.box), entry.term): k
+        for k, entry in enumerate(result.entries_of(rank))
+    }
+    return [place[one] for one in zip(layout.boxes_of(rank), layout.terms_of(rank), strict=True)]
+
+
+def _phantom(call: Call, form: Form) -> Callable[..., Any]:
+    """The function on a block as small as it may be: it knows what autocast does."""
+    factors = form.factors if form.addend is None else (*form.factors, form.addend)
+    units = [size if label in form.whole else 1 for label, size in enumerate(form.sizes)]
+    for factor in factors:
+        for dim, label in enumerate(factor.labels):
+            if label is not None and label not in form.whole:
+                units[label] = math.lcm(units[label], factor.scale(dim).units)
+    shapes = {factor.place: _smallest(factor, units) for factor in factors}
+    space = Box((0,) * len(units), tuple(units))
+
+    def phantom(*ties: torch.Tensor) -> Any:
+        tensors = [_hollow(tie, shapes[k]) for k, tie in enumerate(ties)]
+        return form.results(call.invoke, tensors, space)
+
+    return phantom
+
+
+def _smallest(factor: Factor, units: Sequence[int]) -> tuple[int, ...]:
+    return tuple(
+        1 if label is None else factor.scale(dim).indices_of(0, units[label])[1]
+        for dim, label in enumerate(factor.labels)
     )
 
 
@@ -521,12 +635,14 @@ def _inside(space: Box, form: Form, piece: Box) -> Box:
     return Box(tuple(start), tuple(stop))
 
 
-def _part_of(source: Box, labels: Labels, space: Box) -> tuple[slice, ...] | None:
+def _part_of(source: Box, factor: Factor, space: Box) -> tuple[slice, ...] | None:
     """What to cut out of a piece for a part of the space of labels; None: it is all of it."""
     start, stop = list(source.start), list(source.stop)
-    for dim, label in enumerate(labels):
+    for dim, label in enumerate(factor.labels):
         if label is not None:
-            start[dim], stop[dim] = space.start[label], space.stop[label]
+            start[dim], stop[dim] = factor.scale(dim).indices_of(
+                space.start[label], space.stop[label]
+            )
     part = Box(tuple(start), tuple(stop))
     return None if part == source else part.relative_to(source).slices()
 
@@ -581,7 +697,7 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
     """
     everywhere = {
         shape: Layout(shape, [Box.whole(shape)] * len(call.ranks), call.ranks)
-        for shape in (form.shape, *[operand.shape for operand in call.operands])
+        for shape in (*form.shapes, *[operand.shape for operand in call.operands])
     }
     places = {factor.place for factor in form.factors}
     shapes = [operand.shape for operand in call.operands]
@@ -599,7 +715,7 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
         Need(operand.layout if k in places else everywhere[operand.shape])
         for k, operand in enumerate(call.operands)
     ]
-    return Decision(tuple(needs), (everywhere[form.shape],) * form.num_outputs, kernel)
+    return Decision(tuple(needs), tuple(everywhere[one] for one in form.shapes), kernel)
 
 
 def _hollow(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

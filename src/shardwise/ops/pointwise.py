@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from shardwise.errors import OpError
-from shardwise.geometry import Box, Layout
+from shardwise.geometry import Box, Entry, Layout
 from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
 from shardwise.ops.work import Use, bytes_moved, need_of
 
@@ -248,10 +248,14 @@ def with_dims(layout: Layout, more: int) -> Layout:
     def ended(values: tuple[int, ...], last: int) -> tuple[int, ...]:
         return (*values[:keep], *[last] * more)
 
-    boxes = [Box(ended(box.start, 0), ended(box.stop, 1)) for box in layout.boxes]
-    return Layout(
-        ended(layout.shape, 1), boxes, layout.owners, terms=layout.terms, pending=layout.pending
-    )
+    entries = [
+        Entry(Box(ended(box.start, 0), ended(box.stop, 1)), rank, term)
+        for box, rank, term in layout
+        # One that is empty along a dim that goes would become a full one.
+        if more >= 0
+        or all(low < high for low, high in zip(box.start[keep:], box.stop[keep:], strict=True))
+    ]
+    return Layout.of(ended(layout.shape, 1), entries, pending=layout.pending)
 
 
 def _tile(parts: set[Box]) -> bool:

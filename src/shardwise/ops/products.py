@@ -14,6 +14,7 @@ from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Factor, Form, decide_product
 from shardwise.ops.names import functions_named
+from shardwise.ops.pattern import aligned, names_of, place_of
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -52,18 +53,13 @@ def _fixed(*factors: str, output: str) -> Describe:
     return describe
 
 
-def _batch(count: int) -> tuple[Hashable, ...]:
-    """Names of `count` dims that are aligned at the last."""
-    return tuple(range(-count, 0))
-
-
 def _matmul(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
     if not left or not right:
         return None
-    of_left = (*_batch(left - 2), "m", "k") if left > 1 else ("k",)
-    of_right = (*_batch(right - 2), "k", "n") if right > 1 else ("k",)
-    batch = _batch(max(left, right) - 2)
+    of_left = (*aligned(left - 2), "m", "k") if left > 1 else ("k",)
+    of_right = (*aligned(right - 2), "k", "n") if right > 1 else ("k",)
+    batch = aligned(max(left, right) - 2)
     output = (*batch, *(["m"] if left > 1 else []), *(["n"] if right > 1 else []))
     return _Names((of_left, of_right), output, frozenset(batch))
 
@@ -72,7 +68,7 @@ def _linear(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right = map(len, shapes)
     if not left or right not in (1, 2):
         return None
-    rows = _batch(left - 1)
+    rows = aligned(left - 1)
     out = ("n",) if right > 1 else ()
     return _Names(((*rows, "k"), (*out, "k")), (*rows, *out))
 
@@ -81,7 +77,7 @@ def _bilinear(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     left, right, weight = map(len, shapes)
     if left != right or not left or weight != 3:
         return None
-    rows = _batch(left - 1)
+    rows = aligned(left - 1)
     return _Names(((*rows, "i"), (*rows, "j"), ("n", "i", "j")), (*rows, "n"))
 
 
@@ -128,7 +124,7 @@ def _vecdot(call: Call, shapes: Sequence[Shape]) -> _Names | None:
     dim = call.kwargs.get("dim", -1)
     if not most or not -most <= dim < most:
         return None
-    names = _batch(most)
+    names = aligned(most)
     factors = tuple(names[most - len(shape) :] for shape in shapes)
     output = tuple(name for name in names if name != names[dim])
     return _Names(factors, output, frozenset(names))
@@ -143,30 +139,20 @@ def _einsum_names(equation: str, shapes: Sequence[Shape]) -> _Names | None:
     terms = inputs.split(",")
     if len(terms) != len(shapes):
         return None
-    factors = [_names_of(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
+    factors = [names_of(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
     if any(names is None for names in factors):
         return None
     found = [names for names in factors if names is not None]
     count = Counter(itertools.chain(*found))
     hidden = sorted(name for name in count if isinstance(name, int))
     if arrow:
-        output = _names_of(result, len(result.replace("...", "")) + len(hidden) * ("..." in result))
+        output = names_of(result, len(result.replace("...", "")) + len(hidden) * ("..." in result))
     else:
         once = sorted(name for name, times in count.items() if times == 1 and name not in hidden)
         output = (*hidden, *once)
     if output is None or len(set(output)) < len(output) or not set(output) <= set(count):
         return None
     return _Names(tuple(found), output, frozenset(count))
-
-
-def _names_of(term: str, ndim: int) -> tuple[Any, ...] | None:
-    """The names of the dims of an operand; those that `...` stands for are negative numbers."""
-    before, dots, after = term.partition("...")
-    letters = before + after
-    hidden = ndim - len(letters)
-    if hidden < 0 or (hidden and not dots) or not all(c.isascii() and c.isalpha() for c in letters):
-        return None
-    return (*before, *_batch(hidden), *after)
 
 
 def _decide_einsum(call: Call) -> Decision | None:
@@ -199,7 +185,7 @@ def _form(call: Call, names: _Names, factors: Sequence[Operand], addend: Operand
     label = {name: k for k, name in enumerate(sizes)}
     labelled = [
         Factor(
-            _place(call, factor),
+            place_of(call, factor),
             tuple(
                 label[name] if size == sizes[name] else None
                 for name, size in zip(listed, factor.shape, strict=True)
@@ -224,13 +210,9 @@ def _added(call: Call, form: Form, addend: Operand) -> Factor:
     along = form.output[len(form.output) - len(addend.shape) :]
     pairs = zip(addend.shape, along, strict=True)
     return Factor(
-        _place(call, addend),
+        place_of(call, addend),
         tuple(label if size == form.sizes[label] else None for size, label in pairs),
     )
-
-
-def _place(call: Call, operand: Operand) -> int:
-    return next(k for k, one in enumerate(call.operands) if one is operand)
 
 
 def _mismatch(
@@ -327,7 +309,7 @@ def _rmatmul(tensor: Any, other: Any) -> Any:
     return torch.matmul(other, tensor)
 
 
-def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+def _inplace_of(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor.copy_(function(tensor, *args, **kwargs))
 
@@ -335,4 +317,4 @@ def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in ("addmm", "addmv", "addr", "addbmm", "baddbmm"):
-    composite(f"{_name}_", functions_named([f"{_name}_"]))(_in_place(getattr(torch, _name)))
+    composite(f"{_name}_", functions_named([f"{_name}_"]))(_inplace_of(getattr(torch, _name)))

@@ -12,16 +12,14 @@ from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
+from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.pointwise import decide_pointwise
 from shardwise.ops.reduction import (
     Reduced,
     decide_fold,
     decide_terms,
-    decide_whole,
     dtype_now,
-    everywhere,
     reduced_of,
-    terms_of,
 )
 from shardwise.ops.rule import Rule, composite, register
 
@@ -366,36 +364,28 @@ _cumulative("cumsum")
 _cumulative("cumprod")
 
 
-def _along(name: str, names: str, *, keeps_size: bool, pack: Any = None) -> None:
-    """A function that needs a dim whole: where it is, nothing moves."""
+def _along(name: str, names: str, *, keeps_size: bool) -> None:
+    """A function that needs a dim whole: all others stay cut as they are."""
 
     def decide(call: Call) -> Decision | None:
         bound = _bound(call, names)
         if bound is None:
             return None
+        if len(bound.results) == 1 and not keeps_size:
+            return None  # the median of all elements
         operand = call.operands[0]
-        if not math.prod(operand.shape):
-            return everywhere(call, pack)
-        if len(bound.results) > 1 or keeps_size:
-            dim = bound.get("dim", -1)
-        else:
-            return None
-        width = operand.shape[dim] if keeps_size and operand.shape else 1
-        reduced = reduced_of(operand, dim, keeps_size or bound.get("keepdim", False), width=width)
-        if reduced is None:
-            return None
-        layout = operand.layout.bar
-        terms = terms_of(layout, reduced, call.rank)
-        return decide_whole(call, terms, layout, pack) if terms.is_whole else None
+        keeps = keeps_size or bool(bound.get("keepdim", False))
+        text = along(len(operand.shape), [bound.get("dim", -1)], keeps=keeps)
+        return None if text is None else Pattern(text, (operand,)).decide(call)
 
     _rule(name, decide)
 
 
 for _name in ("cummax", "cummin"):
-    _along(_name, "input dim", keeps_size=True, pack=_packed(_name))
+    _along(_name, "input dim", keeps_size=True)
 for _name in ("median", "nanmedian", "mode"):
-    _along(_name, "input dim keepdim", keeps_size=False, pack=_packed(_name))
-_along("kthvalue", "input k dim keepdim", keeps_size=False, pack=_packed("kthvalue"))
+    _along(_name, "input dim keepdim", keeps_size=False)
+_along("kthvalue", "input k dim keepdim", keeps_size=False)
 _along("logcumsumexp", "input dim", keeps_size=True)
-_along("sort", "input dim descending stable", keeps_size=True, pack=_packed("sort"))
+_along("sort", "input dim descending stable", keeps_size=True)
 _along("argsort", "input dim descending stable", keeps_size=True)

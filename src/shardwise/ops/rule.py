@@ -70,6 +70,18 @@ class Call(NamedTuple):
     rank: int  # this one, for the kernel; the layouts may not depend on it
     needs_grad: bool = False  # whether a gradient will be asked for; of rules that read it
 
+    def invoke(self, *tensors: torch.Tensor) -> Any:
+        """What the function gives on these tensors in place of the operands."""
+        given = {id(one): tensor for one, tensor in zip(self.operands, tensors, strict=True)}
+
+        def placed(value: Any) -> Any:
+            if isinstance(value, Operand):
+                return given[id(value)]
+            return [placed(one) for one in value] if type(value) is tuple else value
+
+        kwargs = {name: placed(value) for name, value in self.kwargs.items()}
+        return self.function(*map(placed, self.args), **kwargs)
+
 
 class Need(NamedTuple):
     """In which layout a rule wants an operand.
@@ -136,6 +148,8 @@ class Rule:
     asks_torch: bool = False
     # Position and name of the argument that, if plain, is this rank's rows of a batch.
     takes_rows: tuple[int, str] | None = None
+    # What the function is in others that have rules, for calls that the rule does not cover.
+    otherwise: Callable[..., Any] | None = None
 
 
 class Composite(NamedTuple):

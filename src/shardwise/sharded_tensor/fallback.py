@@ -45,7 +45,13 @@ _RANDOM = (
     "multinomial normal normal_ poisson rand_like randint_like randn_like random_ trunc_normal_ "
     "uniform_ _standard_gamma"
 )
-_NORMS = ("batch_norm", "native_batch_norm")
+_NORMS = (
+    "batch_norm",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "instance_norm",
+)
 
 
 @register_fallback
@@ -145,6 +151,12 @@ def _kept(value: Any, found: dict[int, _Full], given: dict[int, Any], states: li
     for one in found.values():
         if value is one.full:
             return one.tensor
+    if value.layout is not torch.strided:
+        raise OpError(
+            f"a result of {value.layout} of a ShardedTensor: pieces are dense",
+            rank=states[0].rank,
+            fix="Call it on st.local_shards(), or on st.full_tensor().",
+        )
     shown = [one for one in found.values() if shares_memory(value, one.full)]
     view_of = tuple(seen for one in shown for seen in one.seen)  # [Note: lost views] in `state.py`
     shape = tuple(value.shape)
@@ -161,8 +173,9 @@ def _kept(value: Any, found: dict[int, _Full], given: dict[int, Any], states: li
 def _written_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Arguments that torch writes without counting a version."""
     name = getattr(func, "__name__", "")
-    if name in _NORMS:
-        return [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
+    if name in _NORMS:  # some have a weight and a bias there, which may require grad
+        listed = [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
+        return [one for one in listed if isinstance(one, torch.Tensor) and not one.requires_grad]
     return tree_leaves((args, kwargs)) if name.startswith(("_fused_", "_amp_")) else []
 
 

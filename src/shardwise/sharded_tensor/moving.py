@@ -111,6 +111,8 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if args and isinstance(args[0], torch.Tensor):
         other = args[0]
         args = (other.device, other.dtype, *args[1:])
+    if [type(arg) for arg in args[-2:]] == [bool, bool]:  # non_blocking and copy, by position
+        args, copy = args[:-1], args[-1]
     if not args and not kwargs:
         return _moved(tensor, copy=copy, process_group=process_group)
     try:

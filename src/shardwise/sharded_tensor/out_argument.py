@@ -25,7 +25,7 @@ def compute_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     outs = _sharded_outs(func, kwargs["out"])
     for out in outs:
         check_writable(out, func)
-    _ask_torch(func, args, kwargs, outs)
+    returns = _ask_torch(func, args, kwargs, outs)
     rest = {name: value for name, value in kwargs.items() if name != "out"}
     with torch.no_grad():
         marks = RandomMarks(tree_leaves((args, rest)), outs[0].device)
@@ -41,6 +41,8 @@ def compute_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         for out, result in zip(outs, given, strict=True):
             _check_kind(func, out, result)
             out.copy_(result)
+    if not returns:
+        return None
     if isinstance(results, torch.Tensor):
         return kwargs["out"]
     return type(results)(outs)
@@ -62,8 +64,11 @@ def _sharded_outs(func: Any, given: Any) -> list[ShardedTensor]:
 
 def _ask_torch(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[ShardedTensor]
-) -> None:
-    """Raises what torch raises of these tensors, on every rank: wrong dtypes, gradients."""
+) -> bool:
+    """Raises what torch raises of these tensors, on every rank: wrong dtypes, gradients.
+
+    Whether the function returns `out`; few do not.
+    """
 
     def shadow(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -71,16 +76,21 @@ def _ask_torch(
         return outline(value).requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
     shadows = [shadow(out) for out in outs]
-    named = {name: tree_map(shadow, value) for name, value in kwargs.items() if name != "out"}
+    named = {
+        name: tree_map(shadow, value)
+        for name, value in kwargs.items()
+        if name not in ("out", "device")  # the shadows are on no device
+    }
     out = shadows[0] if isinstance(kwargs["out"], torch.Tensor) else type(kwargs["out"])(shadows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resizing, which is refused
         try:
-            func(*tree_map(shadow, args), **named, out=out)
+            result = func(*tree_map(shadow, args), **named, out=out)
         except NotImplementedError:
-            return  # torch does not know without data; see `_check_kind`
+            return True  # torch does not know without data; see `_check_kind`
     for one, made in zip(outs, shadows, strict=True):
         _check_shape(func, one, made)
+    return result is not None
 
 
 def _check_shape(func: Any, out: ShardedTensor, result: torch.Tensor) -> None:

@@ -187,6 +187,8 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         decisions[tuple(key)] = known
     decision, is_quick, is_slow_with_grad, like = known[:4]
     if decision is None:
+        if rule.otherwise is not None:
+            return rule.otherwise(*args, **kwargs)
         return compute_by_gathering(func, args, kwargs)
     if is_debugging():
         compare_calls(func, found)

@@ -1,6 +1,9 @@
 """Samples of every function that has a rule, by the rule's name: what the tests of ops run."""
 
 from tests.ops.samples import (
+    along,
+    attention,
+    convolution,
     elementwise,
     indexing,
     joining,
@@ -14,6 +17,9 @@ from tests.ops.samples import (
 from shardwise.testing import Sample
 
 SAMPLES: dict[str, list[Sample]] = {
+    **along.SAMPLES,
+    **attention.SAMPLES,
+    **convolution.SAMPLES,
     **elementwise.SAMPLES,
     **indexing.SAMPLES,
     **joining.SAMPLES,

@@ -1,0 +1,115 @@
+"""Samples of Fourier transforms and of linear algebra."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.testing import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH, COLUMNS, ALL = "chunk(0)", "chunk(2)", "replicate()"
+SQUARES = (4, 3, 3)
+
+
+def _fourier(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Sample:
+    function = getattr(torch.fft, name)
+    is_complex = name.startswith(("fft", "ifft", "irfft", "hfft"))
+    values: Any = "complex" if is_complex else "real"
+    return Sample(lambda x: function(x, *args, **kwargs), (shape,), values, keeps=(BATCH,))
+
+
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    """Matrices that have all that matrices may have."""
+    return torch.einsum("...ij,...kj->...ik", x, x) + torch.eye(x.shape[-1], dtype=x.dtype)
+
+
+def _matrices(function: Callable[..., Any], *, has_grad: bool = True) -> list[Sample]:
+    return [
+        Sample(function, (SQUARES,), has_grad=has_grad, keeps=(BATCH,)),
+        Sample(function, ((3, 3),), has_grad=has_grad),
+    ]
+
+
+def _of(name: str, *args: Any) -> Callable[..., Any]:
+    function = getattr(torch.linalg, name, None) or getattr(torch, name)
+    return lambda x: function(_positive(x), *args)
+
+
+def _signless(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Vectors, of which only the size is defined."""
+
+    def call(x: torch.Tensor) -> Any:
+        return tuple(one.abs() for one in function(_positive(x)))
+
+    return call
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return torch.linalg.solve(_positive(a), b)
+
+
+SAMPLES: dict[str, list[Sample]] = {
+    **{
+        f"fft.{name}": [_fourier(name, (4, 5)), _fourier(name, (4, 5, 3), 4, 1)]
+        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    },
+    **{
+        f"fft.{name}2": [_fourier(f"{name}2", (4, 3, 5))]
+        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    },
+    **{
+        f"fft.{name}n": [
+            _fourier(f"{name}n", (4, 3, 5), (2, 4)),
+            _fourier(f"{name}n", (4, 5), dim=1),
+        ]
+        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    },
+    **{
+        name: _matrices(_of(name))
+        for name in ("inv", "inverse", "cholesky", "det", "logdet", "slogdet", "matrix_exp", "cond")
+    },
+    "inv_ex": _matrices(_of("inv_ex")),
+    "cholesky_ex": _matrices(_of("cholesky_ex")),
+    "pinv": _matrices(_of("pinv")),
+    "pinverse": _matrices(_of("pinverse")),
+    "cholesky_inverse": _matrices(
+        lambda x: torch.cholesky_inverse(torch.linalg.cholesky(_positive(x)))
+    ),
+    "matrix_power": _matrices(_of("matrix_power", 3)),
+    "matrix_rank": _matrices(_of("matrix_rank"), has_grad=False),
+    "qr": _matrices(_signless(torch.linalg.qr)),
+    "svd": _matrices(_signless(torch.linalg.svd), has_grad=False),
+    "svdvals": _matrices(_of("svdvals")),
+    "eigvals": _matrices(lambda x: torch.linalg.eigvals(_positive(x)).abs()),
+    "eigvalsh": _matrices(_of("eigvalsh")),
+    "eigh": _matrices(_signless(torch.linalg.eigh)),
+    "eig": _matrices(_signless(torch.linalg.eig)),
+    "lu_factor": _matrices(_of("lu_factor")),
+    "lu": _matrices(_of("lu")),
+    "solve": [
+        Sample(_solved, (SQUARES, (3, 4)), keeps=(ALL, "chunk(1)")),
+        Sample(_solved, (SQUARES, (4, 3)), keeps=(BATCH, BATCH)),
+    ],
+    "solve_triangular": [
+        Sample(
+            lambda a, b: torch.linalg.solve_triangular(_positive(a), b, upper=True),
+            (SQUARES, (4, 3, 4)),
+            keeps=(ALL, COLUMNS),
+        )
+    ],
+    "cholesky_solve": [
+        Sample(
+            lambda b, a: torch.cholesky_solve(b, torch.linalg.cholesky(_positive(a))),
+            ((4, 3, 2), SQUARES),
+            keeps=(BATCH, BATCH),
+        )
+    ],
+    "cdist": [
+        Sample(torch.cdist, ((2, 4, 3), (2, 5, 3)), keeps=("chunk(1)", ALL)),
+        Sample(torch.cdist, ((4, 3), (5, 3)), keeps=(ALL, BATCH)),
+    ],
+}
