@@ -150,7 +150,10 @@ def test_muon() -> None:
     """It computes in bfloat16, so not to the last digit; of tall matrices it writes into `.T`."""
     if hasattr(optim, "Muon"):
         check_steps(
-            lambda params: optim.Muon(params), policy="allow", shapes=[(4, 5), (6, 3)], atol=2e-3
+            lambda params: optim.Muon(params, ns_steps=1),
+            policy="allow",
+            shapes=[(2, 3), (4, 2)],
+            atol=2e-3,
         )
 
 

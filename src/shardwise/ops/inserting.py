@@ -14,7 +14,7 @@ from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.diagonals import diagonal_box, diagonal_in
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
-from shardwise.ops.pieces import tied, with_range
+from shardwise.ops.pieces import tied
 from shardwise.ops.rule import Decision, Need, Rule, register
 from shardwise.ops.work import Use, need_of
 
@@ -77,7 +77,7 @@ def _decide_slice_scatter(call: Call) -> Decision:
             return None
         start = taken[first] - box.start[dim]
         stop = taken[last - 1] - box.start[dim] + 1
-        source = with_range(box, dim, first, last)
+        source = box.with_range(dim, first, last)
         return _Put(source, lambda x, part: torch.slice_scatter(x, part, dim, start, stop, step))
 
     return _decide(call, put)

@@ -14,7 +14,7 @@ from shardwise.geometry import Box, Layout
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outline, outlines
-from shardwise.ops.pieces import Mapped, Part, decide_parts, with_range
+from shardwise.ops.pieces import Mapped, Part, decide_parts
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _shifted(
     dim: int, at: int, dtype: torch.dtype, *, is_cast: bool
 ) -> Callable[[Box], list[Part]]:
     def parts(box: Box) -> list[Part]:
-        moved = with_range(box, dim, box.start[dim] + at, box.stop[dim] + at)
+        moved = box.with_range(dim, box.start[dim] + at, box.stop[dim] + at)
         return [Part(moved, lambda piece: piece.to(dtype), is_new=is_cast)]
 
     return parts
@@ -116,7 +116,7 @@ def _followed(layout: Layout, lead: Layout, dim: int | None) -> Layout:
         return layout
     boxes, owners = [], []
     for box, owner, _ in lead.bar:
-        part = box if dim is None else with_range(box, dim, 0, layout.shape[dim])
+        part = box if dim is None else box.with_range(dim, 0, layout.shape[dim])
         if box.volume or not part.volume:  # else it is empty along `dim` only
             boxes.append(part)
             owners.append(owner)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.ops.rule import Call, Decision
 
-__all__ = ["decide_constant"]
+__all__: list[str] = []
 
 Pads = tuple[tuple[int, int], ...]  # per dim: before and after; negative ones cut off
 
@@ -40,7 +40,7 @@ def _decide_pad(call: Call) -> Decision | None:
     pads = _pads(given["pad"], result.ndim)
     shape = tuple(result.shape)
     if given.get("mode", "constant") == "constant":
-        return decide_constant(call, pads, shape, given.get("value") or 0)
+        return _decide_constant(call, pads, shape, given.get("value") or 0)
     segments = {}
     for dim, (before, after) in enumerate(pads):
         if (before, after) != (0, 0):
@@ -55,13 +55,13 @@ def _decide_constant_pad_nd(call: Call) -> Decision:
     (result,) = outlines(call)
     given = arguments_of(call, "input pad value")
     pads = _pads(given["pad"], result.ndim)
-    return decide_constant(call, pads, tuple(result.shape), given.get("value", 0))
+    return _decide_constant(call, pads, tuple(result.shape), given.get("value", 0))
 
 
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def decide_constant(call: Call, pads: Pads, shape: tuple[int, ...], value: Any) -> Decision:
+def _decide_constant(call: Call, pads: Pads, shape: tuple[int, ...], value: Any) -> Decision:
     """Every rank pads its own boxes, those at the border by what is new there."""
     operand = call.operands[0]
     layout = operand.layout if value == 0 else operand.layout.bar  # 1 + 1 would be 2

@@ -34,7 +34,6 @@ __all__ = [
     "decide_view",
     "operand_of",
     "tied",
-    "with_range",
 ]
 
 
@@ -237,11 +236,11 @@ def _merged(held: dict[Box, _Held], dim: int) -> dict[Box, _Held]:
     """Boxes that follow one another along `dim` with the same holders, as one."""
     lines: dict[Any, list[Box]] = defaultdict(list)
     for box, one in held.items():
-        lines[with_range(box, dim, 0, 0), one.holders].append(box)
+        lines[box.with_range(dim, 0, 0), one.holders].append(box)
     found: dict[Box, _Held] = {}
     for line in lines.values():
         for chain in _chains(line, dim):
-            joined = with_range(chain[0], dim, chain[0].start[dim], chain[-1].stop[dim])
+            joined = chain[0].with_range(dim, chain[0].start[dim], chain[-1].stop[dim])
             made = _joined([held[one] for one in chain], dim)
             found[joined] = _both(found[joined], made) if joined in found else made
     return found
@@ -273,14 +272,6 @@ def _joined(chain: Sequence[_Held], dim: int) -> _Held:
         term: _Joined(dim, tuple(one.recipes[term] for one in chain)) for term in chain[0].recipes
     }
     return _Held(chain[0].holders, dict(recipes))
-
-
-def with_range(box: Box, dim: int, low: int, high: int) -> Box:
-    """The box with another range of one dim."""
-    return Box(
-        (*box.start[:dim], low, *box.start[dim + 1 :]),
-        (*box.stop[:dim], high, *box.stop[dim + 1 :]),
-    )
 
 
 # -- on a rank -------------------------------------------------------------------------------------

@@ -260,13 +260,7 @@ def layout_kinds(shape: Shape, *, world_size: int = 4) -> dict[str, Layout]:
     for dim, size in enumerate(shape):
         cuts = [min(k, size) for k in (0, 1, 1, *range(3, size), size)][:world_size]
         bounds = [*cuts, size]
-        boxes = [
-            Box(
-                (*whole.start[:dim], low, *whole.start[dim + 1 :]),
-                (*whole.stop[:dim], high, *whole.stop[dim + 1 :]),
-            )
-            for low, high in pairwise(bounds)
-        ]
+        boxes = [whole.with_range(dim, low, high) for low, high in pairwise(bounds)]
         turned = [(k + 1) % world_size for k in range(len(boxes))]
         found[f"dim {dim} uneven, permuted, one empty"] = Layout(shape, boxes, turned)
         found[f"dim {dim} on one rank, in pieces"] = Layout(shape, boxes, [0] * len(boxes))

@@ -240,15 +240,7 @@ def _even_parts(box: Box, num_parts: int) -> list[list[Box]]:
         if size >= num_parts:
             low = box.start[dim]
             cuts = [low + k * size // num_parts for k in range(num_parts + 1)]
-            return [
-                [
-                    Box._trusted(
-                        (*box.start[:dim], a, *box.start[dim + 1 :]),
-                        (*box.stop[:dim], b, *box.stop[dim + 1 :]),
-                    )
-                ]
-                for a, b in itertools.pairwise(cuts)
-            ]
+            return [[box.with_range(dim, a, b)] for a, b in itertools.pairwise(cuts)]
     ends = [k * box.volume // num_parts for k in range(num_parts + 1)]
     return [
         [part.shift(box.start) for part in flat_range_boxes(box.shape, a, b)]
