@@ -21,6 +21,7 @@ from shardwise.ops.looking_up import (
     check_plain_index,
     check_range,
     dim_of,
+    indexed_shape,
     phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
@@ -214,15 +215,30 @@ def _decide_write_at(call: Call, *, in_place: bool) -> Decision | None:
     x, indices, dims, values, _ = call.args
     if x.is_plain and in_place:
         return None
-    block = len(torch.broadcast_shapes(*[index.shape for index in indices]))
+    block = indexed_shape(indices, call.rank)
     left = [dim for dim in range(len(x.shape)) if dim not in dims]
     first = dims[0] if are_neighbours(dims) else 0
-    along: list[int | None] = [*left[:first], *[None] * block, *left[first:]]
-    if len(values.shape) > len(along):
+    along: list[int | None] = [*left[:first], *[None] * len(block), *left[first:]]
+    sizes = [
+        *[x.shape[dim] for dim in left[:first]],
+        *block,
+        *[x.shape[dim] for dim in left[first:]],
+    ]
+    own = sizes[len(sizes) - len(values.shape) :]
+    fits = all(n in (1, size) for n, size in zip(values.shape, own, strict=False))
+    if len(values.shape) > len(sizes) or not fits:
         raise OpError(
             "a write by indices: shape mismatch: values cannot be broadcast to what is written",
             rank=call.rank,
+            expected=tuple(sizes),
             got=values.shape,
+        )
+    if values.dtype != x.dtype:
+        raise OpError(
+            "a write by indices: Index put requires the source and destination dtypes match",
+            rank=call.rank,
+            expected=x.dtype,
+            got=values.dtype,
         )
     follows = tuple(
         None if dim is None or values.shape[k] != x.shape[dim] else (dim, x.shape[dim])

@@ -518,12 +518,20 @@ def _check_bags(
 
 def _with_whole_bags(ids: State, func: Any) -> State:
     """The indices such that whoever has some of a bag has all of it."""
-    layout = ids.layout
-    if layout.is_replicated or (layout.ndim == 2 and layout.is_whole(1)):
-        return ids
-    everywhere = replicated_layout(layout.shape, ids)
-    announce_move(func, ids, everywhere)
-    return reshard_state(ids, everywhere)
+    layout = _without_empty(ids.layout)
+    if not (layout.is_replicated or (layout.ndim == 2 and layout.is_whole(1))):
+        layout = replicated_layout(layout.shape, ids)
+        announce_move(func, ids, layout)
+    return ids if layout is ids.layout else reshard_state(ids, layout)
+
+
+@lru_cache(maxsize=256)
+def _without_empty(layout: Layout) -> Layout:
+    """The layout less boxes without elements, in which bags that are elsewhere would be empty."""
+    full = [(box, owner) for box, owner, _ in layout if box.volume]
+    if layout.pending is not None or not full or len(full) == len(layout):
+        return layout
+    return Layout(layout.shape, [box for box, _ in full], [owner for _, owner in full])
 
 
 def _is_local(ids: Layout, weight: Layout) -> bool:
