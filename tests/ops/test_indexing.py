@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
+from shardwise.geometry import Box, Layout
 from shardwise.testing import Sample, check_op
 from shardwise.testing.op_check import layout_kinds
 from shardwise.testing.strategies import layouts
@@ -125,6 +126,16 @@ def test_take_along_dim_counts_from_the_end_as_torch_does_though_gather_does_not
                 torch.gather(whole, 0, index)
 
     simulate(on_rank, 3)
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_bag", "x[i]", "gather"])
+def test_a_box_without_elements_may_have_some_rows_only(name: str) -> None:
+    """The table is whole, and a rank has a piece of one row and no columns as well."""
+    call, shapes, values = CALLS[name]
+    layouts = [Layout(shape, [Box.whole(shape)], [0]) for shape in shapes]
+    at = shapes.index((7, 3))
+    layouts[at] = Layout((7, 3), [Box.whole((7, 3)), Box((0, 0), (1, 0))], [0, 0])
+    check_op(Sample(call, shapes, values), layouts)
 
 
 @pytest.mark.parametrize("name", ["on the last rank", "dim 0 on one rank, in pieces"])

@@ -24,7 +24,7 @@ from shardwise.ops.rule import Rule, composite, register
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Box
+    from shardwise.geometry import Box, Layout
     from shardwise.ops.rule import Call, Decision, Operand
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "check_plain_index",
     "check_range",
     "dim_of",
+    "has_all",
     "indexed_shape",
     "phantom_of_fractions",
     "take_along",
@@ -125,6 +126,11 @@ def are_neighbours(dims: Sequence[int]) -> bool:
     return dims[-1] - dims[0] == len(dims) - 1
 
 
+def has_all(layout: Layout, dim: int) -> bool:
+    """Whether no box cuts `dim`, nor does one without elements, on which a kernel runs as well."""
+    return bool((layout.boxes.shapes[:, dim] == layout.shape[dim]).all())
+
+
 def indexed_shape(indices: Sequence[Operand], rank: int) -> tuple[int, ...]:
     """The shape that indices have together."""
     try:
@@ -156,7 +162,7 @@ def _decide_take_at(call: Call) -> Decision:
     left = [dim for dim in range(ndim) if dim not in dims]
     output = (*left[:first], *labels, *left[first:])
     num_after = len(left) - first
-    is_whole = all(x.layout.is_whole(dim) for dim in dims)
+    is_whole = all(has_all(x.layout, dim) for dim in dims)
 
     def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
         local, inside = [], []
@@ -200,7 +206,7 @@ def _decide_take_along(call: Call) -> Decision:
         (*sizes, x.shape[dim]),
         (Factor(0, of_x), Factor(1, of_index)),
         tuple(range(ndim)),
-        run=None if x.layout.is_whole(dim) else run,
+        run=None if has_all(x.layout, dim) else run,
     )
     return replace(decide_product(call, form), phantom=phantom_of_fractions)
 

@@ -25,7 +25,7 @@ from shardwise.comm.tracing import TRACES, doing
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, OutOfRangeError
 from shardwise.geometry import Box, Layout
 from shardwise.ops.embedding import look_up, pool, scale_gradient
-from shardwise.ops.looking_up import check_range
+from shardwise.ops.looking_up import check_range, has_all
 from shardwise.ops.pointwise import with_dims
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.implicit import announce_move
@@ -536,7 +536,7 @@ def _without_empty(layout: Layout) -> Layout:
 
 def _is_local(ids: Layout, weight: Layout) -> bool:
     """Whether ranks with bags have all rows of some columns, so that only columns are cut."""
-    return weight.pending is None and weight.is_whole(0) and _meet(ids, weight)
+    return weight.pending is None and has_all(weight, 0) and _meet(ids, weight)
 
 
 def _rows_for_bags(
