@@ -17,6 +17,7 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import wrap
+from shardwise.testing import Sample, check_op
 from shardwise.testing.op_check import layout_kinds, shards_of_full
 from shardwise.testing.strategies import examples, layouts
 
@@ -357,6 +358,20 @@ def test_owners_send_exactly_the_rows_that_are_asked_for() -> None:
         [(8, 24), (row, 3 * row), (row, 3 * row)],
     ]
     assert [event[0] for event in results[0]] == [name] * 3 + [f"backward of {name}"]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,)])
+def test_boxes_without_elements_have_no_bags(shape: tuple[int, ...]) -> None:
+    nothing = Box((0,) * len(shape), (*shape[:-1], 0))
+    ids = Layout(shape, [Box.whole(shape), Box.whole(shape), nothing], [0, 1, 2])
+    offsets = torch.tensor([0, 2]) if len(shape) == 1 else None
+    sample = Sample(
+        lambda ids, weight: F.embedding_bag(ids, weight, offsets),
+        (shape, (ROWS, WIDTH)),
+        ("bits", "real"),
+    )
+    for layout in TABLES.values():
+        check_op(sample, [ids, layout], world_size=WORLD_SIZE)
 
 
 def _on_real_ranks(rank: int) -> None:

@@ -517,8 +517,12 @@ def _check_bags(
 
 
 def _with_whole_bags(ids: State, func: Any) -> State:
-    """The indices such that whoever has some of a bag has all of it."""
+    """The indices such that whoever has some of a bag has all of it, and nobody else has a box."""
     layout = ids.layout
+    entries = [entry for entry in layout if entry.box.volume]
+    if 0 < len(entries) < len(layout.owners):  # a box without elements may stand beside any bag
+        layout = Layout.of(layout.shape, entries, pending=layout.pending)
+        ids = reshard_state(ids, layout)
     if layout.is_replicated or (layout.ndim == 2 and layout.is_whole(1)):
         return ids
     everywhere = replicated_layout(layout.shape, ids)
