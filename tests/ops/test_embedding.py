@@ -372,6 +372,20 @@ def test_owners_send_exactly_the_rows_that_are_asked_for() -> None:
     assert [event[0] for event in results[0]] == [name] * 3 + [f"backward of {name}"]
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (6,)])
+def test_boxes_without_elements_have_no_bags(shape: tuple[int, ...]) -> None:
+    nothing = Box((0,) * len(shape), (*shape[:-1], 0))
+    ids = Layout(shape, [Box.whole(shape), Box.whole(shape), nothing], [0, 1, 2])
+    offsets = torch.tensor([0, 2]) if len(shape) == 1 else None
+    sample = Sample(
+        lambda ids, weight: F.embedding_bag(ids, weight, offsets),
+        (shape, (ROWS, WIDTH)),
+        ("bits", "real"),
+    )
+    for layout in TABLES.values():
+        check_op(sample, [ids, layout], world_size=WORLD_SIZE)
+
+
 def _on_real_ranks(rank: int) -> None:
     shardwise.implicit_comm("allow")
     listed = [*TABLES.values(), *examples(layouts(shape=(ROWS, WIDTH), world_size=3), 10)]

@@ -160,8 +160,8 @@ def test_muon() -> None:
 def test_lbfgs_with_a_closure() -> None:
     def on_rank(rank: int) -> None:
         every = pairs(WORLD_SIZE, [(5, 4), (6,)])
-        plain = optim.LBFGS([pair.full for pair in every], line_search_fn="strong_wolfe")
-        optimizer = optim.LBFGS([pair.given for pair in every], line_search_fn="strong_wolfe")
+        make = partial(optim.LBFGS, max_iter=5, line_search_fn="strong_wolfe")
+        plain, optimizer = make([pair.full for pair in every]), make([pair.given for pair in every])
 
         def closure(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> Callable[[], Any]:
             def run() -> torch.Tensor:

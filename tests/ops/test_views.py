@@ -63,8 +63,10 @@ def _indices(size: int) -> st.SearchStrategy[Any]:
 @st.composite
 def _index(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
     index = [draw(_indices(size)) for size in shape[: draw(st.integers(0, len(shape)))]]
+    has_all = len(index) == len(shape)  # else what follows `...` would be of the last dims
     for extra in draw(st.lists(st.sampled_from([None, ...]), max_size=2, unique=True)):
-        index.insert(draw(st.integers(0, len(index))), extra)
+        is_free = extra is None or has_all
+        index.insert(draw(st.integers(0, len(index))) if is_free else len(index), extra)
     return tuple(index)
 
 
