@@ -150,6 +150,18 @@ def test_bags_of_two_dims_and_of_offsets_that_include_the_last() -> None:
     check_own(layout, bags, last, lambda bags, w: [last(bag, w) for bag in bags])
 
 
+@pytest.mark.parametrize("with_offsets", [False, True])
+@pytest.mark.parametrize("holder", [0, 1])
+def test_boxes_without_ids_have_no_bags(holder: int, with_offsets: bool) -> None:
+    """An empty box beside the ids of a bag is no second piece of it."""
+    shape: tuple[int, ...] = (6,) if with_offsets else (3, 2)
+    empty = Box((6,), (6,)) if with_offsets else Box((0, 2), (3, 2))
+    ids = Layout(shape, [Box.whole(shape), empty], [0, holder])
+    offsets = torch.tensor([0, 2]) if with_offsets else None
+    sample = Sample(lambda i, w: F.embedding_bag(i, w, offsets), (shape, (7, 3)), ("bits", "real"))
+    check_op(sample, [ids, layout_kinds((7, 3))["on the last rank"]])
+
+
 def test_large_ids_beside_weights_are_exact() -> None:
     """Indices never travel as floats: 16777217 is none of float32's numbers."""
     size, ids = 2**24 + 4, torch.tensor([2**24 + 1, 2**24 + 3])

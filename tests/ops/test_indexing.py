@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
+from shardwise.geometry import Box, Layout
 from shardwise.testing import Sample, check_op
+from shardwise.testing.op_check import layout_kinds
 from shardwise.testing.strategies import layouts
 
 if TYPE_CHECKING:
@@ -91,6 +93,10 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "index_copy": lambda x: torch.index_copy(x, 0, torch.tensor([1]), torch.ones(1, 3)),
     "scatter": lambda x: torch.scatter(x, 0, torch.zeros(2, 4).long(), torch.ones(2, 4).double()),
     "x[i, j]": lambda x: x[torch.zeros(2).long(), torch.zeros(3).long()],
+    "x[i] = v": lambda x: x.__setitem__([0, 1, 2], torch.ones(2, 3)),
+    "x[i, j] = v": lambda x: x.__setitem__(([0, 1], [0, 1, 2]), 1.0),
+    "index_put, dtypes": lambda x: x.index_put((torch.tensor([0]),), torch.ones(1, 3)),
+    "take_along_dim, dtypes": lambda x: torch.take_along_dim(x, torch.zeros(1, 3).int(), 0),
 }
 
 
@@ -100,7 +106,50 @@ def test_what_does_not_fit_together_is_refused(name: str) -> None:
         with pytest.raises(OpError):
             REFUSED[name](_rows())
 
+    simulate(on_rank, 4)  # of which one holds nothing
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_take_along_dim_counts_from_the_end_as_torch_does_though_gather_does_not(
+    is_plain: bool,
+) -> None:
+    places = torch.tensor([[-1, 0, -2]])
+
+    def on_rank(_: int) -> None:
+        with shardwise.implicit_comm("allow"):
+            x = _rows()
+            index: Any = places if is_plain else shardwise.as_replicated(places)
+            found: Any = torch.take_along_dim(x, index, 0)
+            assert torch.equal(found.full_tensor(), torch.take_along_dim(X, places, 0))
+            whole: Any = shardwise.as_replicated(X)
+            with pytest.raises((IndexError, RuntimeError), match="out of "):
+                torch.gather(whole, 0, index)
+
     simulate(on_rank, 3)
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_bag", "x[i]", "gather"])
+def test_a_box_without_elements_may_have_some_rows_only(name: str) -> None:
+    """The table is whole, and a rank has a piece of one row and no columns as well."""
+    call, shapes, values = CALLS[name]
+    layouts = [Layout(shape, [Box.whole(shape)], [0]) for shape in shapes]
+    at = shapes.index((7, 3))
+    layouts[at] = Layout((7, 3), [Box.whole((7, 3)), Box((0, 0), (1, 0))], [0, 0])
+    check_op(Sample(call, shapes, values), layouts)
+
+
+@pytest.mark.parametrize("name", ["on the last rank", "dim 0 on one rank, in pieces"])
+def test_what_is_looked_up_stays_as_it_was_when_the_tensor_is_written(name: str) -> None:
+    """On ranks that hold nothing, too: else their graphs would not be those of the others."""
+    ids = torch.tensor([0, 2])
+
+    def train(x: Any) -> Any:
+        y = x * 1.0
+        y[ids] = y[ids] * x[ids]
+        return y
+
+    layout = layout_kinds(tuple(X.shape))[name]
+    check_op(Sample(train, (tuple(X.shape),)), [layout])
 
 
 def test_writes_reach_the_tensor_itself() -> None:

@@ -106,6 +106,9 @@ def _fitting(text: str, call: Call, tensors: list[Any]) -> str:
     return "...MN,...P->...Q" if is_vector else text
 
 
+_OTHERS_OF_THE_NAME = (torch.lu, torch.Tensor.lu)  # which give pivots
+
 for _names, (_tensors, _text) in _LINEAR_ALGEBRA.items():
     for _name in _names.split():
-        register(Rule(_name, _decide_matrices(_tensors, _text)), functions_named([_name]))
+        _functions = [f for f in functions_named([_name]) if f not in _OTHERS_OF_THE_NAME]
+        register(Rule(_name, _decide_matrices(_tensors, _text)), _functions)

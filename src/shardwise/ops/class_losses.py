@@ -76,7 +76,9 @@ def _row_losses(
     is_valid = target != ignore_index
     if weight is None:
         return losses, is_valid.to(losses.dtype)
-    return losses, (weight.detach()[torch.where(is_valid, target, 0)] * is_valid).to(losses.dtype)
+    return losses, (weight.detach().take(torch.where(is_valid, target, 0)) * is_valid).to(
+        losses.dtype
+    )
 
 
 def _decide_rows(call: Call) -> Decision | None:

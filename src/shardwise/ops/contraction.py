@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry.box import Ints
 
-__all__ = ["Factor", "Form", "Labels", "Scale", "decide_product"]
+__all__ = ["Factor", "Form", "Labels", "Run", "Scale", "decide_product"]
 
 # The label of each dim; None for a dim of size 1 that is broadcast.
 Labels = tuple[int | None, ...]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from shardwise.ops.contraction import Factor, Form, decide_product
-from shardwise.ops.looking_up import phantom_of_fractions, with_zeros_outside, within
+from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
@@ -93,7 +93,7 @@ def _decide_look_up(call: Call) -> Decision:
         (*ids.shape, size, width),
         (Factor(0, labels), Factor(1, (row, column))),
         (*labels, column),
-        run=None if weight.layout.is_whole(0) else run,
+        run=None if has_all(weight.layout, 0) else run,
     )
     return replace(decide_product(call, form), phantom=_phantom)
 

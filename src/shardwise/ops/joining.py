@@ -172,7 +172,7 @@ def _block_diag(*tensors: Any) -> Any:
     return torch.cat(rows, 0)
 
 
-@composite("meshgrid", [torch.meshgrid])
+@composite("meshgrid", functions_named(["meshgrid"]))
 def _meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
     """Each tensor along its dim, the same along the others'."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors

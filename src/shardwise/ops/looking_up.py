@@ -24,14 +24,16 @@ from shardwise.ops.rule import Rule, composite, register
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.geometry import Box
-    from shardwise.ops.rule import Call, Decision
+    from shardwise.geometry import Box, Layout
+    from shardwise.ops.rule import Call, Decision, Operand
 
 __all__ = [
     "are_neighbours",
     "check_plain_index",
     "check_range",
     "dim_of",
+    "has_all",
+    "indexed_shape",
     "phantom_of_fractions",
     "take_along",
     "take_at",
@@ -59,8 +61,11 @@ def take_at(
 
 @own_function
 def take_along(x: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """`torch.take_along_dim`, for a dim from 0."""
-    return torch.take_along_dim(x, index, dim)
+    """`torch.gather` with the other dims broadcast together, for a dim from 0."""
+    sizes = torch.broadcast_shapes(*[(*t.shape[:dim], 1, *t.shape[dim + 1 :]) for t in (x, index)])
+    others = sizes[:dim], sizes[dim + 1 :]
+    wide, asked = (t.expand(*others[0], t.shape[dim], *others[1]) for t in (x, index))
+    return torch.gather(wide, dim, asked)
 
 
 # -- what falls in a range -------------------------------------------------------------------------
@@ -121,20 +126,30 @@ def are_neighbours(dims: Sequence[int]) -> bool:
     return dims[-1] - dims[0] == len(dims) - 1
 
 
+def has_all(layout: Layout, dim: int) -> bool:
+    """Whether no box cuts `dim`, nor does one without elements, on which a kernel runs as well."""
+    return bool((layout.boxes.shapes[:, dim] == layout.shape[dim]).all())
+
+
+def indexed_shape(indices: Sequence[Operand], rank: int) -> tuple[int, ...]:
+    """The shape that indices have together."""
+    try:
+        return tuple(torch.broadcast_shapes(*[index.shape for index in indices]))
+    except RuntimeError as error:
+        raise OpError(
+            "an index of tensors: shape mismatch: indexing tensors could not be broadcast together",
+            rank=rank,
+            got=" and ".join(str(index.shape) for index in indices),
+        ) from error
+
+
 # -- rules -----------------------------------------------------------------------------------------
 
 
 def _decide_take_at(call: Call) -> Decision:
     x, indices, dims = call.args
     ndim = len(x.shape)
-    try:
-        block = tuple(torch.broadcast_shapes(*[index.shape for index in indices]))
-    except RuntimeError as error:
-        raise OpError(
-            "an index of tensors: shape mismatch: indexing tensors could not be broadcast together",
-            rank=call.rank,
-            got=" and ".join(str(index.shape) for index in indices),
-        ) from error
+    block = indexed_shape(indices, call.rank)
     labels = tuple(range(ndim, ndim + len(block)))
     factors = [Factor(0, tuple(range(ndim)))]
     for place, index in enumerate(indices, start=1):
@@ -147,7 +162,7 @@ def _decide_take_at(call: Call) -> Decision:
     left = [dim for dim in range(ndim) if dim not in dims]
     output = (*left[:first], *labels, *left[first:])
     num_after = len(left) - first
-    is_whole = all(x.layout.is_whole(dim) for dim in dims)
+    is_whole = all(has_all(x.layout, dim) for dim in dims)
 
     def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
         local, inside = [], []
@@ -191,7 +206,7 @@ def _decide_take_along(call: Call) -> Decision:
         (*sizes, x.shape[dim]),
         (Factor(0, of_x), Factor(1, of_index)),
         tuple(range(ndim)),
-        run=None if x.layout.is_whole(dim) else run,
+        run=None if has_all(x.layout, dim) else run,
     )
     return replace(decide_product(call, form), phantom=phantom_of_fractions)
 
@@ -240,12 +255,15 @@ def _gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> A
 @composite("take_along_dim", functions_named(["take_along_dim"]))
 def _take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     if dim is None:
-        return _take_along_dim(input.reshape(-1), indices.reshape(-1), 0)
+        return torch.gather(input.reshape(-1), 0, indices.reshape(-1))
     if input.dim() != indices.dim():
         raise OpError(
             "take_along_dim: input and indices should have the same number of dimensions",
             got=f"{input.dim()} and {indices.dim()}",
         )
     dim = dim_of("take_along_dim", dim, input.dim())
-    check_plain_index(indices, input.shape[dim], what="take_along_dim")
-    return take_along(input, indices, dim)
+    if indices.dtype != torch.int64:
+        raise OpError("take_along_dim: dtype of indices should be Long", got=indices.dtype)
+    size = input.shape[dim]
+    # As torch counts them, which so takes negative ones.
+    return take_along(input, indices.remainder(size) if size else indices, dim)

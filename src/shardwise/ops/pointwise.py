@@ -19,9 +19,9 @@ from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
 from shardwise.ops.work import Use, bytes_moved, need_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Linear", "Spot", "decide_pointwise", "needed_beside", "pointwise", "with_dims"]
+__all__ = ["Linear", "Spot", "decide_pointwise", "needed_parts", "pointwise", "with_dims"]
 
 # In which operands a function is linear, so that a pending sum can stay pending:
 # "each": in all together, as a + b; "one": in any one of them, as a * b; "first": as a / b.
@@ -183,7 +183,7 @@ def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
-    found = [needed_beside(operand, output, linear, call.rank) for operand in call.operands]
+    found = [_needed(operand, output, linear, call.rank) for operand in call.operands]
     needs = tuple(need for need, _ in found)
     cost = sum(map(bytes_moved, call.operands, needs))
     return _Way(output, needs, tuple(spots for _, spots in found), cost)
@@ -204,7 +204,7 @@ def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> 
     return _way(call, target.layout, linear)
 
 
-def needed_beside(
+def _needed(
     operand: Operand, output: Layout, linear: Linear | None, rank: int
 ) -> tuple[Need, tuple[Spot, ...]]:
     """In which layout an operand is needed, and where each local box finds its piece."""
@@ -213,10 +213,17 @@ def needed_beside(
     is_alike = output.pending is None or is_term
     if operand.shape == output.shape and is_alike:
         return Need(output), tuple(map(Spot, range(count)))
+    parts = {box: _projected(box, output.shape, operand.shape) for box in output.boxes}
+    return needed_parts(operand, output, parts, rank)
+
+
+def needed_parts(
+    operand: Operand, output: Layout, parts: Mapping[Box, Box], rank: int
+) -> tuple[Need, tuple[Spot, ...]]:
+    """The same, where each box of the output is computed from a part of the operand."""
     if not len(output):  # of a tensor without elements
         return Need(operand.layout.bar), ()
     entries = [(box, owner, (box, term)) for box, owner, term in output]
-    parts = {box: _projected(box, output.shape, operand.shape) for box in output.boxes}
     whole = Box.whole(operand.shape)
     has_whole = 0 in output.shape or not _tile(set(parts.values()))
     uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]

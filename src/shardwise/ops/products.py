@@ -20,6 +20,8 @@ from shardwise.ops.rule import Call, Operand, Rule, composite, register
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from shardwise.geometry import Box
+    from shardwise.ops.contraction import Run
     from shardwise.ops.rule import Decision
 
 __all__: list[str] = []
@@ -240,6 +242,7 @@ class _Product:
     takes_rows: int | None = None
     reads_numbers: bool = False
     phantom: Callable[..., torch.Tensor] | None = None  # see `Decision`
+    widens: bool = False  # whether torch takes an addend for the result if there is nothing to sum
 
     def decide(self, call: Call) -> Decision | None:
         named = arguments_of(call, self.arguments)
@@ -254,8 +257,27 @@ class _Product:
         described = self.describe(call, [factor.shape for factor in factors])
         if described is None:
             raise _mismatch(call, factors)
-        found = decide_product(call, _form(call, described, factors, addend))
+        form = _form(call, described, factors, addend)
+        if self.widens and addend is not None and addend.shape != form.shape:
+            form = replace(form, run=_widened(form, place_of(call, addend)))
+        found = decide_product(call, form)
         return found if self.phantom is None else replace(found, phantom=self.phantom)
+
+
+def _widened(form: Form, place: int) -> Run:
+    """The function on an addend that has the shape of the block's result."""
+
+    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+        given = list(tensors)
+        given[place] = given[place].expand([space.shape[label] for label in form.output])
+        return invoke(*given)
+
+    return run
+
+
+def _empty_addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    product = torch.mv(matrix, vector)
+    return product + addend.reshape(-1)[:0].to(product.dtype)
 
 
 def _empty_product(*tensors: torch.Tensor) -> torch.Tensor:
@@ -279,7 +301,13 @@ _PRODUCTS = {
     "linear": _Product("input weight bias", _linear, "bias", takes_rows=0),
     "bilinear": _Product("input1 input2 weight bias", _bilinear, "bias", phantom=_empty_product),
     "addmm": _Product("input mat1 mat2", _mm, "input", takes_rows=1),
-    "addmv": _Product("input mat vec", _fixed("mk", "k", output="m"), "input"),
+    "addmv": _Product(
+        "input mat vec",
+        _fixed("mk", "k", output="m"),
+        "input",
+        phantom=_empty_addmv,
+        widens=True,
+    ),
     "addr": _Product("input vec1 vec2", _fixed("m", "n", output="mn"), "input"),
     "addbmm": _Product("input batch1 batch2", _fixed("bmk", "bkn", output="mn"), "input"),
     "baddbmm": _Product("input batch1 batch2", _bmm, "input", takes_rows=1),

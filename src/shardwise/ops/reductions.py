@@ -360,8 +360,19 @@ def _cumulative(name: str) -> None:
     _rule(name, decide)
 
 
-_cumulative("cumsum")
-_cumulative("cumprod")
+def _cumulative_in_place(name: str) -> None:
+    function = getattr(torch, name)
+
+    @composite(f"{name}_", functions_named([f"{name}_"]))
+    def run(tensor: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        # The gradient of a product is made of its factors, which may not be overwritten.
+        given = tensor.clone() if name == "cumprod" and tensor.requires_grad else tensor
+        return tensor.copy_(function(given, dim, dtype=dtype))
+
+
+for _name in ("cumsum", "cumprod"):
+    _cumulative(_name)
+    _cumulative_in_place(_name)
 
 
 def _along(name: str, names: str, *, keeps_size: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.geometry import Box, Layout
-from shardwise.ops.pointwise import needed_beside
+from shardwise.ops.pointwise import needed_parts
 from shardwise.ops.reduction import Fold, kept_box, slots_of, unit_of
 from shardwise.ops.rule import Decision, Need, Operand, Then
 from shardwise.ops.work import Use, need_of
@@ -59,45 +59,27 @@ class Beside(NamedTuple):
 
     def parts(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The part for each local box of the tensor, which broadcasts against its piece."""
-        if not self.spots:
-            return []
-        wides = [piece.reshape(_spread(piece.shape, self.dims, self.ndim, 1)) for piece in pieces]
-        return [spot.of(wides) for spot in self.spots]
+        found = []
+        for part in self.narrow_parts(pieces):
+            shape = [1] * self.ndim
+            for dim, size in zip(self.dims, part.shape, strict=True):
+                shape[dim] = size
+            found.append(part.reshape(shape))
+        return found
 
     def narrow_parts(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same with the operand's own dims."""
-        return [part.reshape([part.shape[dim] for dim in self.dims]) for part in self.parts(pieces)]
+        return [spot.of(pieces) for spot in self.spots]
 
 
 def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
     """What the boxes of `layout` need of an operand whose dims are `dims` of its tensor."""
-    ndim = layout.ndim
-    wider = Operand(_widened(operand.layout, dims, ndim), operand.dtype, operand.is_plain)
-    (needed, work), spots = needed_beside(wider, layout, None, rank)
-    narrow = Need(_narrowed(needed, dims), None if work is None else _narrowed(work, dims))
-    return Beside(narrow, dims, ndim, spots)
-
-
-def _spread(sizes: Sequence[int], dims: Sequence[int], ndim: int, other: int) -> tuple[int, ...]:
-    found = [other] * ndim
-    for dim, size in zip(dims, sizes, strict=True):
-        found[dim] = size
-    return tuple(found)
-
-
-def _widened(layout: Layout, dims: tuple[int, ...], ndim: int) -> Layout:
-    """With the dims that the operand does not have, of size 1."""
-    return _mapped(layout, lambda sizes, other: _spread(sizes, dims, ndim, other))
-
-
-def _narrowed(layout: Layout, dims: tuple[int, ...]) -> Layout:
-    return _mapped(layout, lambda sizes, _: tuple(sizes[dim] for dim in dims))
-
-
-def _mapped(layout: Layout, change: Callable[[tuple[int, ...], int], tuple[int, ...]]) -> Layout:
-    boxes = [Box(change(box.start, 0), change(box.stop, 1)) for box in layout.boxes]
-    shape = change(layout.shape, 1)
-    return Layout(shape, boxes, layout.owners, terms=layout.terms, pending=layout.pending)
+    parts = {
+        box: Box(tuple(box.start[dim] for dim in dims), tuple(box.stop[dim] for dim in dims))
+        for box in layout.boxes
+    }
+    need, spots = needed_parts(operand, layout, parts, rank)
+    return Beside(need, dims, layout.ndim, spots)
 
 
 # -- slots where pieces need them ------------------------------------------------------------------

@@ -21,6 +21,7 @@ from shardwise.ops.looking_up import (
     check_plain_index,
     check_range,
     dim_of,
+    indexed_shape,
     phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
@@ -214,15 +215,30 @@ def _decide_write_at(call: Call, *, in_place: bool) -> Decision | None:
     x, indices, dims, values, _ = call.args
     if x.is_plain and in_place:
         return None
-    block = len(torch.broadcast_shapes(*[index.shape for index in indices]))
+    block = indexed_shape(indices, call.rank)
     left = [dim for dim in range(len(x.shape)) if dim not in dims]
     first = dims[0] if are_neighbours(dims) else 0
-    along: list[int | None] = [*left[:first], *[None] * block, *left[first:]]
-    if len(values.shape) > len(along):
+    along: list[int | None] = [*left[:first], *[None] * len(block), *left[first:]]
+    sizes = [
+        *[x.shape[dim] for dim in left[:first]],
+        *block,
+        *[x.shape[dim] for dim in left[first:]],
+    ]
+    own = sizes[len(sizes) - len(values.shape) :]
+    fits = all(n in (1, size) for n, size in zip(values.shape, own, strict=False))
+    if len(values.shape) > len(sizes) or not fits:
         raise OpError(
             "a write by indices: shape mismatch: values cannot be broadcast to what is written",
             rank=call.rank,
+            expected=tuple(sizes),
             got=values.shape,
+        )
+    if values.dtype != x.dtype:
+        raise OpError(
+            "a write by indices: Index put requires the source and destination dtypes match",
+            rank=call.rank,
+            expected=x.dtype,
+            got=values.dtype,
         )
     follows = tuple(
         None if dim is None or values.shape[k] != x.shape[dim] else (dim, x.shape[dim])
@@ -256,27 +272,27 @@ def _check_source(name: str, x: Any, dim: int, index: Any, source: Any) -> None:
         raise OpError(f"{name}: source of another dtype", expected=x.dtype, got=source.dtype)
 
 
-def _index_add(write: Callable[..., Any]) -> Callable[..., Any]:
-    def run(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
-        index, dim = _vector("index_add", input, dim, index)
-        _check_source("index_add", input, dim, index, source)
-        return write(input, (index,), (dim,), source if alpha == 1 else source * alpha, True)
+def _by_vector(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+    """`index_add` or `index_copy`, new or in place."""
+    adds = name == "index_add"
+
+    def run(input: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
+        if not set(options) <= ({"alpha"} if adds else set()):
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(options)!r}")
+        if not input.dim():  # as a vector that has the number alone
+            made = run(input.view(1), dim, index, source.reshape(1), **options)
+            return input if write is write_at_ else made.view(())
+        index, dim = _vector(name, input, dim, index)
+        _check_source(name, input, dim, index, source)
+        values = source * options["alpha"] if options.get("alpha", 1) != 1 else source
+        return write(input, (index,), (dim,), values, adds)
 
     return run
 
 
-def _index_copy(write: Callable[..., Any]) -> Callable[..., Any]:
-    def run(input: Any, dim: int, index: Any, source: Any) -> Any:
-        index, dim = _vector("index_copy", input, dim, index)
-        _check_source("index_copy", input, dim, index, source)
-        return write(input, (index,), (dim,), source, False)
-
-    return run
-
-
-for _name, _make in (("index_add", _index_add), ("index_copy", _index_copy)):
-    composite(_name, functions_named([_name]))(_make(write_at))
-    composite(f"{_name}_", functions_named([f"{_name}_"]))(_make(write_at_))
+for _name in ("index_add", "index_copy"):
+    composite(_name, functions_named([_name]))(_by_vector(_name, write_at))
+    composite(f"{_name}_", functions_named([f"{_name}_"]))(_by_vector(_name, write_at_))
 
 
 # -- scatter and its kin ---------------------------------------------------------------------------
@@ -288,9 +304,9 @@ def _decide_scatter(call: Call) -> Decision | None:
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
     x, src = call.operands[0], call.operands[-1] if len(call.operands) == 3 else None
-    if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
+    if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand):
         return None
-    if len(call.operands) > 3 or not index.shape:
+    if len(call.operands) > 3 or not index.shape or (x.is_plain and in_place):
         return None
     dim = dim_of(name, dim, len(x.shape))
     _check_scatter(call, name, x, dim, index, src)
@@ -306,7 +322,9 @@ def _decide_fill(call: Call) -> Decision | None:
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
     x, values = call.operands[0], call.operands[2:]
-    if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand) or x.is_plain:
+    if not x.shape or not isinstance(dim, int) or not isinstance(index, Operand):
+        return None
+    if x.is_plain and name.endswith("_"):
         return None
     if len(values) > 1 or any(value.shape for value in values) or len(index.shape) > 1:
         return None

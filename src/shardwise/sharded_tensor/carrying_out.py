@@ -70,7 +70,7 @@ def run_pieces(
     made = _made(
         decision.outputs,
         lambda: decision.kernel(pieces, invoke),
-        lambda: _ties(decision.phantom or invoke, pieces, ndims),
+        lambda: _ties(decision.phantom or invoke, pieces, ndims, is_view=decision.is_view),
         first,
     )
     if decision.finish is not None:
@@ -149,12 +149,19 @@ def _afterwards(
 
 
 def _ties(
-    phantom: Callable[..., Any], pieces: Sequence[Sequence[torch.Tensor]], ndims: Sequence[int]
+    phantom: Callable[..., Any],
+    pieces: Sequence[Sequence[torch.Tensor]],
+    ndims: Sequence[int],
+    *,
+    is_view: bool = False,
 ) -> list[torch.Tensor]:
     """What a rank that has none of an output carries in its place. [Note: phantoms]"""
     results = phantom(*[_phantom(held[0], ndim) for held, ndim in zip(pieces, ndims, strict=True)])
     listed = list(results) if isinstance(results, tuple | list) else [results]
-    return [result.reshape(-1)[:0] for result in listed]
+    ties = [result.reshape(-1)[:0] for result in listed]
+    # A phantom may hand its tie on. Only that of a view is written when the operand is, or else a
+    # graph would differ from those of the others, and see writes that they do not see.
+    return ties if is_view else [tie.clone() for tie in ties]
 
 
 def _write_into_tie(

@@ -80,6 +80,9 @@ def decide(
         need.layout.is_replicated if operand.is_plain else need.layout == operand.layout
         for operand, need in pairs
     )
+    is_slow_with_grad = any(
+        need.work is not None or need.layout != operand.layout for operand, need in pairs
+    )
     is_quick = (
         (decision.is_one_call or decision.local is not None)
         and has_one_piece
@@ -87,13 +90,12 @@ def decide(
         and decision.finish is None
         and decision.then is None
         and len(decision.outputs) == 1
-        and all(len(slot) == 1 and isinstance(slot[0], int) for slot in slots)
+        and all(isinstance(slot[0], int) for slot in slots)
+        # What enters work is put in its place, and not in lists.
+        and (not is_slow_with_grad or all(len(slot) == 1 for slot in slots))
     )
     like = [k for k, operand in enumerate(operands) if operand.layout == decision.outputs[0]]
     like = [k for k in like if not operands[k].is_plain]
-    is_slow_with_grad = any(
-        need.work is not None or need.layout != operand.layout for operand, need in pairs
-    )
     return Known(
         decision,
         is_quick,

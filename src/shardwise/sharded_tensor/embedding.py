@@ -25,7 +25,7 @@ from shardwise.comm.tracing import TRACES, doing
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, OutOfRangeError
 from shardwise.geometry import Box, Layout
 from shardwise.ops.embedding import look_up, pool, scale_gradient
-from shardwise.ops.looking_up import check_range
+from shardwise.ops.looking_up import check_range, has_all
 from shardwise.ops.pointwise import with_dims
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.implicit import announce_move
@@ -517,22 +517,26 @@ def _check_bags(
 
 
 def _with_whole_bags(ids: State, func: Any) -> State:
-    """The indices such that whoever has some of a bag has all of it, and nobody else has a box."""
-    layout = ids.layout
-    entries = [entry for entry in layout if entry.box.volume]
-    if 0 < len(entries) < len(layout.owners):  # a box without elements may stand beside any bag
-        layout = Layout.of(layout.shape, entries, pending=layout.pending)
-        ids = reshard_state(ids, layout)
-    if layout.is_replicated or (layout.ndim == 2 and layout.is_whole(1)):
-        return ids
-    everywhere = replicated_layout(layout.shape, ids)
-    announce_move(func, ids, everywhere)
-    return reshard_state(ids, everywhere)
+    """The indices such that whoever has some of a bag has all of it."""
+    layout = _without_empty(ids.layout)
+    if not (layout.is_replicated or (layout.ndim == 2 and layout.is_whole(1))):
+        layout = replicated_layout(layout.shape, ids)
+        announce_move(func, ids, layout)
+    return ids if layout is ids.layout else reshard_state(ids, layout)
+
+
+@lru_cache(maxsize=256)
+def _without_empty(layout: Layout) -> Layout:
+    """The layout less boxes without elements, in which bags that are elsewhere would be empty."""
+    full = [(box, owner) for box, owner, _ in layout if box.volume]
+    if layout.pending is not None or not full or len(full) == len(layout):
+        return layout
+    return Layout(layout.shape, [box for box, _ in full], [owner for _, owner in full])
 
 
 def _is_local(ids: Layout, weight: Layout) -> bool:
     """Whether ranks with bags have all rows of some columns, so that only columns are cut."""
-    return weight.pending is None and weight.is_whole(0) and _meet(ids, weight)
+    return weight.pending is None and has_all(weight, 0) and _meet(ids, weight)
 
 
 def _rows_for_bags(

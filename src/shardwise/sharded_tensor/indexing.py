@@ -189,6 +189,8 @@ def _replicated(tensor: torch.Tensor, like: State) -> ShardedTensor:
 @handles(*functions_named(["nonzero", "argwhere"]))
 def _nonzero(input: Any, *, as_tuple: bool = False) -> Any:
     """On every rank; whether elements are zero is exchanged, a byte each."""
+    if as_tuple and not input.dim():
+        input = input.reshape(1)  # as torch does
     mask = input if input.dtype == torch.bool else input != 0
     state = _everywhere(torch.nonzero, live_state(mask).map(torch.Tensor.detach))
     found = state.shards[0].nonzero()

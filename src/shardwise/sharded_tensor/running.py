@@ -257,8 +257,10 @@ def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) 
             key += (arg.shape, arg.dtype)
     elif isinstance(arg, list | tuple):
         key += (list if isinstance(arg, list) else tuple, len(arg))  # x[[0, 1]] is not x[0, 1]
-        for one in arg:
-            _note(one, key, found, reads_numbers=reads_numbers)
+        before = len(found)
+        listed = [_note(one, key, found, reads_numbers=reads_numbers) for one in arg]
+        if len(found) > before:
+            return listed if isinstance(arg, list) else tuple(listed)
     else:
         is_number = isinstance(arg, np.number)
         key += (kind, None if is_number and not reads_numbers else arg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KNOWN_WRONG", "MAY_GATHER", "NO_RULE_YET", "must_have_rule"]
+__all__ = ["KNOWN_WRONG", "MAY_GATHER", "must_have_rule"]
 
 # Names of the first and second part of the ops, as torch's table has them. All its classes of
 # unary and binary functions of elements belong to them too.
@@ -32,7 +32,7 @@ _REQUIRED = """
     nn.functional.dropout nn.functional.rrelu bernoulli nn.functional.glu
 
     view view_as reshape reshape_as flatten unflatten ravel transpose permute t T mT movedim squeeze
-    squeeze.multiple unsqueeze expand expand_as broadcast_to repeat narrow select slice __getitem__
+    squeeze.multiple unsqueeze expand expand_as broadcast_to repeat narrow select __getitem__
 
     cat stack hstack vstack split split.list_args split_with_sizes chunk unbind flip roll
     nn.functional.pad.constant constant_pad_nd tril triu
@@ -49,35 +49,20 @@ _REQUIRED = """
     nn.functional.interpolate.bicubic nn.functional.interpolate.area
 """
 
-# TEMPORARY, to be emptied as the rules of the second part arrive.
-_PART_TWO = _REQUIRED[_REQUIRED.index("    softmax softmax") :]
-NO_RULE_YET: frozenset[str] = frozenset(_PART_TWO.split())
-
 # Ops that must have a rule but gather for some calls, and for which: the remark on the page.
-_CUT = "gathers where the dim that it works along is cut"
 MAY_GATHER: dict[str, str] = {
-    "argsort": _CUT,
-    "cummax": _CUT,
-    "cummin": _CUT,
-    "cumprod": "gathers in place",
-    "cumsum": "gathers in place",
-    "kthvalue": _CUT,
     "linalg.norm": "gathers for matrix norms other than Frobenius's",
-    "logcumsumexp": _CUT,
-    "median": f"{_CUT}, and without a dim",
-    "mode": _CUT,
-    "nanmedian": f"{_CUT}, and without a dim",
-    "sort": _CUT,
+    "median": "gathers without a dim",
+    "nanmedian": "gathers without a dim",
+    "narrow": "gathers where its start is a tensor",
     "topk": "gathers for a 0-d tensor",
 }
 
 # Ops that are wrong for some call, with the reason. Each is tested to be still wrong.
-KNOWN_WRONG: dict[str, str] = {
-    "addmv": "with a broadcast addend, on empty pieces: torch gives another shape of them",
-}
+KNOWN_WRONG: dict[str, str] = {}
 
 
 def must_have_rule(name: str, op: Any) -> bool:
     """Whether the op is one of those that may not gather."""
     is_of_elements = type(op).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
-    return (is_of_elements or name in _REQUIRED.split()) and name not in NO_RULE_YET
+    return is_of_elements or name in _REQUIRED.split()

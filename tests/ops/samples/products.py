@@ -100,7 +100,11 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=3), ((4, 1), (4, 6), (6, 5))),
         Sample(lambda c, a, b: c.addmm(mat2=b, mat1=a, beta=2), ((), (3, 0), (0, 2))),
     ],
-    "addmv": [Sample(lambda c, a, b: torch.addmv(c, a, b, alpha=2), ((4,), (4, 6), (6,)))],
+    "addmv": [
+        Sample(lambda c, a, b: torch.addmv(c, a, b, alpha=2), ((4,), (4, 6), (6,))),
+        Sample(torch.addmv, ((), (4, 6), (6,))),
+        Sample(torch.addmv, ((1,), (4, 6), (6,))),
+    ],
     "addr": [Sample(torch.addr, ((4, 5), (4,), (5,)), keeps=(ROWS, ROWS, ALL))],
     "addbmm": [
         Sample(torch.addbmm, ((4, 5), (3, 4, 2), (3, 2, 5)), keeps=(ALL, ROWS, ROWS)),

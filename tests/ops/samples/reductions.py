@@ -176,6 +176,10 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x: torch.cumsum(x, 0, dtype=torch.float64), ((5,),), "truth", False),
         Sample(lambda x: x.cumsum(0), ((),)),
     ],
+    "cumsum_": [
+        Sample(lambda x: (x * 1).cumsum_(0), ((8, 6),), keeps=_ROWS, most_bytes=2000),
+    ],
+    "cumprod_": [Sample(lambda x: (x * 1).cumprod_(1), ((5, 3),))],
     "cumprod": [
         Sample(lambda x: x.cumprod(0), ((8, 6),), keeps=_ROWS, most_bytes=2000),
         Sample(lambda x: x.cumprod(0), (_SHAPE,), "ties"),
