@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from tests.ops.samples import SAMPLES, along, convolution, elementwise, products
+from tests.ops.samples import SAMPLES, along, attention, convolution, elementwise, products
 
 import shardwise
 from shardwise.ops import COMPOSITES, RULES
@@ -29,7 +29,7 @@ MOST_CASES = 6
 FEWER_CASES = {
     **dict.fromkeys(elementwise.SAMPLES, 2),
     **dict.fromkeys([*along.SAMPLES, *convolution.POOLINGS], 3),
-    **dict.fromkeys(products.SAMPLES, 4),
+    **dict.fromkeys([*attention.SAMPLES, *products.SAMPLES], 3),
 }
 
 
