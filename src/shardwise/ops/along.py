@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.ops.call_arguments import argument
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, along
@@ -28,12 +28,12 @@ def _decide_fourier(num_dims: int | None) -> Callable[[Call], Decision | None]:
     """Along the last `num_dims` dims, if nothing else is said; None: along all."""
 
     def decide(call: Call) -> Decision | None:
-        x, size = argument(call, 0, "input"), argument(call, 1, "s")
+        given = arguments_of(call, "input s dim")
+        x, size, dims = (given.get(name) for name in ("input", "s", "dim"))
         if not isinstance(x, Operand) or len(call.operands) != 1:
             return None  # `out`
         ndim = len(x.shape)
         count = (ndim if size is None else len(size)) if num_dims is None else num_dims
-        dims = argument(call, 2, "dim")
         if dims is None:
             dims = range(-count, 0)
         text = along(ndim, [dims] if isinstance(dims, int) else dims)
@@ -76,17 +76,12 @@ _LINEAR_ALGEBRA = {
     "cholesky_solve": ("B L", "...Pk,...MN->...Qk"),
     "cdist": ("x1 x2", "...pM,...rM->...pr"),
 }
-_FIRST = ("A", "input", "self", "x")  # what the first tensor is called
 
 
 def _decide_matrices(names: str, text: str) -> Callable[[Call], Decision | None]:
     def decide(call: Call) -> Decision | None:
-        first, *others = names.split()
-        called = next((name for name in (first, *_FIRST) if name in call.kwargs), first)
-        tensors = [
-            argument(call, 0, called),
-            *[argument(call, k, name) for k, name in enumerate(others, 1)],
-        ]
+        given = arguments_of(call, names)
+        tensors: list[Any] = [given.get(name) for name in names.split()]
         if not all(isinstance(one, Operand) for one in tensors):
             return None
         if len(tensors) != len(call.operands) or call.kwargs.get("left") is False:

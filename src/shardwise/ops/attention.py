@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from shardwise.ops.call_arguments import argument
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Scale, decide_product
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import Pattern, place_of
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_ARGUMENTS = "query key value attn_mask dropout_p is_causal"
+
 
 def _decide(call: Call) -> Decision | None:
-    names = ("query", "key", "value", "attn_mask")
-    given = [argument(call, k, name) for k, name in enumerate(names)]
+    named = arguments_of(call, _ARGUMENTS)
+    given: list[Any] = [named.get(name) for name in _ARGUMENTS.split()[:4]]
     tensors = given[:3] if given[3] is None else given
-    if argument(call, 4, "dropout_p", default=0.0):
+    if named.get("dropout_p"):
         return None  # `_with_dropout`
     if not all(isinstance(one, Operand) for one in tensors) or len(tensors) != len(call.operands):
         return None  # which torch refuses
@@ -71,7 +73,7 @@ class _Blocks(NamedTuple):
 
     @property
     def _is_causal(self) -> bool:
-        return bool(argument(self.call, 5, "is_causal", default=False))
+        return bool(arguments_of(self.call, _ARGUMENTS).get("is_causal"))
 
     def is_own(self, space: Box) -> bool:
         """Whether torch's function takes the tensors of a block for what they are."""

@@ -9,17 +9,10 @@ from shardwise.ops.rule import Operand
 if TYPE_CHECKING:
     from shardwise.ops.rule import Call
 
-__all__ = ["argument", "arguments_of", "dims_of", "known_arguments", "listed"]
+__all__ = ["arguments_of", "dims_of", "known_arguments", "listed"]
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # names of numpy's
 _FIRST = ("input", "self", "x", "A")  # what the first argument is called
-
-
-def argument(call: Call, position: int, name: str, default: Any = None) -> Any:
-    """An argument of the call, given by position or by name."""
-    if position < len(call.args):
-        return call.args[position]
-    return call.kwargs.get(name, default)
 
 
 def arguments_of(call: Call, names: str, *, spreads: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.ops.call_arguments import argument
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Scale
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import Pattern, place_of
@@ -29,13 +29,14 @@ __all__: list[str] = []
 
 _PICTURE, _KERNEL, _RESULT = "HWD", "IJK", "XYZ"  # whole dims of the operands and the result
 _ALIKE = Scale(1, 1)
+_ARGUMENTS = "input weight bias stride padding dilation groups"
+_ARGUMENTS_TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
 
 
 def _decide(ndim: int, *, is_transposed: bool) -> Callable[[Call], Decision | None]:
     def decide(call: Call) -> Decision | None:
-        x, weight, bias = (
-            argument(call, k, name) for k, name in enumerate(("input", "weight", "bias"))
-        )
+        given = arguments_of(call, _ARGUMENTS_TRANSPOSED if is_transposed else _ARGUMENTS)
+        x, weight, bias = given["input"], given["weight"], given.get("bias")
         tensors = [x, weight] if bias is None else [x, weight, bias]
         if not all(isinstance(one, Operand) for one in tensors):
             return None  # which torch refuses
@@ -49,7 +50,7 @@ def _decide(ndim: int, *, is_transposed: bool) -> Callable[[Call], Decision | No
             addend = None if bias is None else (made, bias)
             return Pattern(text, (x, weight), addend, **more)
 
-        if argument(call, 6, "groups", default=1) == 1:
+        if given.get("groups", 1) == 1:
             return pattern("c", "co" if is_transposed else "oc", "o").decide(call)
         if is_transposed:  # the weight has the channels that are read first, and no others
             return pattern("C", "RO", "M").decide(call)
@@ -69,7 +70,7 @@ def _decide_groups(
 ) -> Decision | None:
     """[Note: groups]"""
     num_made, num_read, *_ = weight.shape
-    groups = argument(call, 6, "groups")
+    groups = arguments_of(call, _ARGUMENTS).get("groups")
     if not groups or num_made % groups or x.shape[dim] != groups * num_read:
         return None  # which torch refuses
     per_group = Scale(num_read, num_made // groups)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from shardwise.ops.call_arguments import argument
+from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import Pattern
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
@@ -30,7 +30,8 @@ class _Row(NamedTuple):
     text: str  # [Note: patterns] in `pattern.py`
 
     def decide(self, call: Call) -> Decision | None:
-        given = [argument(call, k, name) for k, name in enumerate(self.arguments.split())]
+        named = arguments_of(call, self.arguments)
+        given: list[Any] = [named.get(name) for name in self.arguments.split()]
         if not all(isinstance(one, Operand) for one in given) or len(given) != len(call.operands):
             return None  # `out`, and what torch refuses
         return Pattern(self.text, tuple(given)).decide(call)
@@ -49,28 +50,27 @@ def _of_pictures(ndim: int) -> dict[str, _Row]:
 
 
 def _decide_interpolate(call: Call) -> Decision | None:
-    x = argument(call, 0, "input")
-    ndim = len(x.shape) - 2
+    ndim = len(arguments_of(call, "input")["input"].shape) - 2
     if not 1 <= ndim <= len(_PICTURE):
         return None  # which torch refuses
     return _Row("input", f"nc{_PICTURE[:ndim]}->nc{_RESULT[:ndim]}").decide(call)
 
 
 def _decide_grid_sample(call: Call) -> Decision | None:
-    ndim = len(argument(call, 0, "input").shape) - 2
+    ndim = len(arguments_of(call, "input")["input"].shape) - 2
     taken = "xyz"[:ndim]
     return _Row("input grid", f"nc{_PICTURE[:ndim]},n{taken}G->nc{taken}").decide(call)
 
 
 def _decide_affine_grid(call: Call) -> Decision | None:
-    theta, size = argument(call, 0, "theta"), argument(call, 1, "size")
+    given = arguments_of(call, "theta size align_corners")
+    theta, size = given["theta"], given["size"]
 
     def run(
         invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
     ) -> torch.Tensor:
         count = space.stop[0] - space.start[0]
-        corners = argument(call, 2, "align_corners")
-        return F.affine_grid(tensors[0], [count, *size[1:]], corners)
+        return F.affine_grid(tensors[0], [count, *size[1:]], given.get("align_corners"))
 
     if not isinstance(theta, Operand) or len(call.operands) != 1:
         return None
