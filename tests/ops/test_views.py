@@ -408,3 +408,23 @@ def test_slices_with_numbers_of_other_types() -> None:
             x[0, 0, 0]
 
     on_ranks(run)
+
+
+def _write_and_show_other_pieces(_: int) -> None:
+    """Rank 0 shows what was written, rank 1 a piece that was not: both answer in backward."""
+    boxes = [Box((0, 0), (2, 2)), Box((2, 0), (4, 2)), Box((4, 0), (6, 2))]
+    full = torch.arange(12.0).view(6, 2)
+    rows = shardwise.chunk(0, ranks=[0, 1, 2])
+    x: Any = shardwise.distribute(full, rows, src_rank=None).requires_grad_()
+    v: Any = shardwise.distribute(full[1], shardwise.chunk(0, ranks=[1, 2]), src_rank=None)
+    v.requires_grad_()
+    y = shardwise.reshard(x, Layout((6, 2), boxes, [0, 1, 1])) * 2
+    with shardwise.implicit_comm("allow"):
+        y[0] = v
+        y[::4].sum().backward()
+    assert torch.equal(v.grad.full_tensor(), torch.ones(2))
+    assert x.grad.full_tensor().sum() == 4
+
+
+def test_pieces_that_are_not_shown_answer_in_backward() -> None:
+    simulate(_write_and_show_other_pieces, 3)

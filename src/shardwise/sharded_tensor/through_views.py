@@ -40,14 +40,28 @@ def _set_item(tensor: Any, index: Any, value: Any) -> None:
         show_requires_grad(tensor)
         return
     check_writable(tensor, _Tensor.__setitem__)
-    target = tensor[index]
+    target: Any = tensor[index]
     if isinstance(value, torch.Tensor):
         while value.dim() > target.dim() and value.shape[0] == 1:  # more than `copy_` broadcasts
             value = value[0]
         target.copy_(value)
     else:
         target.fill_(value)
+    _tie_all(tensor, target)
     show_requires_grad(tensor)  # which it may by the value
+
+
+def _tie_all(tensor: ShardedTensor, written: ShardedTensor) -> None:
+    """Has every local piece depend on what was written into some, or into none, of this rank.
+
+    Others may show pieces that were written where this rank shows one that was not, and would wait
+    for it in backward.
+    """
+    carriers = tensor._state.carriers
+    if len(carriers) > 1 and torch.is_grad_enabled() and written._state.requires_grad:
+        tie = written._state.carriers[0].reshape(-1)[:0]
+        for carrier in carriers:
+            carrier[(slice(0, 0),) * carrier.dim()].add_(tie)
 
 
 def _change_shape(
