@@ -19,6 +19,7 @@ from shardwise.ops.reduction import (
     dtype_now,
     everywhere,
     outlines,
+    phantom_of_one,
     reduced_of,
     terms_of,
 )
@@ -394,7 +395,8 @@ def _along(name: str, names: str, *, keeps_size: bool, pack: Any = None) -> None
             return None
         layout = operand.layout.bar
         terms = terms_of(layout, reduced, call.rank)
-        return decide_whole(call, terms, layout, pack) if terms.is_whole else None
+        phantom = phantom_of_one(call) if keeps_size else None
+        return decide_whole(call, terms, layout, pack, phantom) if terms.is_whole else None
 
     _rule(name, decide)
 
