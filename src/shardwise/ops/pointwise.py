@@ -19,7 +19,7 @@ from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
 from shardwise.ops.work import Use, bytes_moved, need_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 __all__ = ["Linear", "Spot", "decide_pointwise", "needed_beside", "pointwise", "with_dims"]
 
@@ -205,18 +205,30 @@ def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> 
 
 
 def needed_beside(
-    operand: Operand, output: Layout, linear: Linear | None, rank: int
+    operand: Operand,
+    output: Layout,
+    linear: Linear | None,
+    rank: int,
+    *,
+    dims: Collection[int] | None = None,
 ) -> tuple[Need, tuple[Spot, ...]]:
-    """In which layout an operand is needed, and where each local box finds its piece."""
+    """In which layout an operand is needed, and where each local box finds its piece.
+
+    `dims`: those of its dims that are the output's, if not all that are of its size.
+    """
     count = len(output.boxes_of(rank))
     is_term = linear == "each" or operand.layout.pending is not None
     is_alike = output.pending is None or is_term
-    if operand.shape == output.shape and is_alike:
+    if dims is None and operand.shape == output.shape and is_alike:
         return Need(output), tuple(map(Spot, range(count)))
     if not len(output):  # of a tensor without elements
         return Need(operand.layout.bar), ()
     entries = [(box, owner, (box, term)) for box, owner, term in output]
-    parts = {box: _projected(box, output.shape, operand.shape) for box in output.boxes}
+    if dims is None:
+        lead = output.ndim - len(operand.shape)
+        # Not by n == 1: of a dim of size 1 the box may be empty, and so has to be the result.
+        dims = [d for d, n in enumerate(operand.shape) if n == output.shape[lead + d]]
+    parts = {box: _projected(box, operand.shape, dims) for box in output.boxes}
     whole = Box.whole(operand.shape)
     has_whole = 0 in output.shape or not _tile(set(parts.values()))
     uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]
@@ -231,13 +243,11 @@ def needed_beside(
     return need, tuple(spots)
 
 
-def _projected(box: Box, shape: tuple[int, ...], onto: tuple[int, ...]) -> Box:
-    """The part of an operand of shape `onto` that a box of the result is computed from."""
-    lead = len(shape) - len(onto)
-    dims = list(zip(onto, shape[lead:], box.start[lead:], box.stop[lead:], strict=True))
-    # Not by n == 1: of a dim of size 1 the box may be empty, and so has to be the result.
-    start = [low if n == size else 0 for n, size, low, _ in dims]
-    stop = [high if n == size else 1 for n, size, _, high in dims]
+def _projected(box: Box, onto: tuple[int, ...], dims: Collection[int]) -> Box:
+    """The part of an operand of shape `onto`, alike in `dims`, that a box is computed from."""
+    lead = box.ndim - len(onto)
+    start = [box.start[lead + d] if d in dims else 0 for d in range(len(onto))]
+    stop = [box.stop[lead + d] if d in dims else 1 for d in range(len(onto))]
     return Box(tuple(start), tuple(stop))
 
 

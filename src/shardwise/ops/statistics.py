@@ -73,7 +73,7 @@ def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -
     """What the boxes of `layout` need of an operand whose dims are `dims` of its tensor."""
     ndim = layout.ndim
     wider = Operand(_widened(operand.layout, dims, ndim), operand.dtype, operand.is_plain)
-    (needed, work), spots = needed_beside(wider, layout, None, rank)
+    (needed, work), spots = needed_beside(wider, layout, None, rank, dims=dims)
     narrow = Need(_narrowed(needed, dims), None if work is None else _narrowed(work, dims))
     return Beside(narrow, dims, ndim, spots)
 
