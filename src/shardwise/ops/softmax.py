@@ -101,8 +101,9 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
         or type(given.dim) is not int
     ):
         return None
-    outlines(call)  # raises what torch raises
     x = given.input
+    torch.empty((1,) * len(x.shape)).softmax(given.dim)  # raises if there is no such dim
+    outlines(call)  # and this what else torch raises
     if not math.prod(x.shape):
         return everywhere(call)
     layout = x.layout.bar

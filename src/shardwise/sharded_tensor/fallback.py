@@ -162,7 +162,8 @@ def _written_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Arguments that torch writes without counting a version."""
     name = getattr(func, "__name__", "")
     if name in _NORMS:
-        return [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
+        given = [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
+        return [one for one in given if one is not None and not one.requires_grad]
     return tree_leaves((args, kwargs)) if name.startswith(("_fused_", "_amp_")) else []
 
 
