@@ -228,6 +228,32 @@ def test_double_backward_of_a_variance() -> None:
     simulate(on_rank, 3)
 
 
+@pytest.mark.parametrize("kind", ["on the last rank", "dim 1 uneven, permuted, one empty"])
+@pytest.mark.parametrize("name", ["cumprod", "logcumsumexp", "softmax", "log_softmax"])
+def test_double_backward_on_ranks_that_hold_nothing(name: str, kind: str) -> None:
+    full = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layout = layout_kinds((4, 5))[kind]
+
+    def twice(x: Any) -> Any:
+        result = getattr(torch, name)(x, 1)
+        weights = torch.arange(1.0, 21.0, dtype=torch.float64).reshape(4, 5)
+        whole = result if type(result) is torch.Tensor else result.full_tensor()
+        (grad,) = torch.autograd.grad((whole * weights).sum(), x, create_graph=True)
+        (grad**2).sum().backward()
+        return x.grad
+
+    def on_rank(rank: int) -> None:
+        members = communicator()
+        shards = [s.requires_grad_() for s in shards_of_full(full, layout).get(rank, [])]
+        state = make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=True)
+        expected = twice(full.clone().requires_grad_())
+        with shardwise.implicit_comm("allow"):  # logcumsumexp of a cut dim is gathered
+            found = twice(wrap(state))
+        torch.testing.assert_close(found.full_tensor(), expected)
+
+    simulate(on_rank, 4)
+
+
 def test_results_are_torchs_own_types() -> None:
     def on_rank(rank: int) -> None:
         x = _given(torch.arange(12.0).reshape(4, 3), "chunk(0)")

@@ -15,7 +15,8 @@ from shardwise.comm.simulate import simulate
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import parse_spec
-from shardwise.testing.op_check import shards_of_full
+from shardwise.testing import Sample, check_op
+from shardwise.testing.op_check import layout_kinds, shards_of_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,5 +184,75 @@ def test_modules_with_plain_parameters_are_those_of_the_whole_batch(spec: str) -
             expected.eval()
             result = found(_given(full, spec, has_grad=False))
             torch.testing.assert_close(result.full_tensor(), expected(full))
+
+    simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("kind", ["dim 0", "dim 2"])
+@pytest.mark.parametrize("where", ["uneven, permuted, one empty", "on one rank, in pieces"])
+def test_weights_beside_dims_of_size_one_are_used_once(kind: str, where: str) -> None:
+    shape = (1, 5, 1, 2)
+    layout = layout_kinds(shape)[f"{kind} {where}"]  # all boxes but one have no elements
+    check_op(
+        Sample(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (shape, (5,), (5,))),
+        [layout, *[layout_kinds((5,))["replicated"]] * 2],
+    )
+
+
+@pytest.mark.parametrize("spec", ["chunk(0)", "chunk(1)"])
+def test_gradients_in_evaluation_are_by_the_statistics_of_that_time(spec: str) -> None:
+    full = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def on_rank(rank: int) -> None:
+        module = nn.BatchNorm1d(4).double().eval()
+        x = _given(full, spec)
+        loss: Any = (module(x) ** 2).sum()
+        module.train()(x.detach())  # which moves the running statistics
+        loss.backward()
+        torch.testing.assert_close(x.grad.full_tensor(), 2 * full / (1 + module.eps))
+
+    simulate(on_rank, 4)
+
+
+def test_norms_of_what_cannot_be_raise_on_all_ranks() -> None:
+    def on_rank(rank: int) -> None:
+        x, short = _given(FULL, "chunk(1)"), _given(FULL[0, :4], "chunk(0)", has_grad=False)
+        one = _given(FULL[:1], "chunk(1)")
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            F.batch_norm(one, None, None, training=True)
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            F.group_norm(one, 6)
+        with pytest.raises(ValueError, match="both or none"):
+            F.batch_norm(x, torch.zeros(6).double(), None, training=True)
+        with pytest.raises(RuntimeError, match=r"weight of batch_norm: expected shape \(6,\)"):
+            F.batch_norm(x, None, None, short, training=True)
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            torch.softmax(x, 2)
+
+    simulate(on_rank, 4)
+
+
+def test_targets_of_other_dtypes_are_as_in_torch() -> None:
+    target = torch.tensor([3, 0, 1, 5, 2])
+
+    def on_rank(rank: int) -> None:
+        x = _given(FULL, "chunk(1)")
+        found: Any = F.cross_entropy(x, target.to(torch.uint8))
+        torch.testing.assert_close(found.full_tensor(), F.cross_entropy(FULL, target))
+        with pytest.raises(RuntimeError, match="target of a loss"):
+            F.cross_entropy(x, target.to(torch.int32))
+
+    simulate(on_rank, 4)
+
+
+def test_torchs_own_batch_norm_that_is_gathered_writes_no_weights() -> None:
+    def on_rank(rank: int) -> None:
+        x, weight = _given(FULL, "chunk(0)"), _given(FULL[0], "chunk(0)")
+        mean = _given(FULL[1], "replicate()", has_grad=False)
+        var = _given(FULL[2] ** 2, "replicate()", has_grad=False)
+        with shardwise.implicit_comm("allow"):
+            result: Any = torch.native_batch_norm(x, weight, None, mean, var, True, 0.1, 1e-5)[0]
+        expected = F.batch_norm(FULL, None, None, FULL[0], training=True)
+        torch.testing.assert_close(result.full_tensor(), expected)
 
     simulate(on_rank, 4)

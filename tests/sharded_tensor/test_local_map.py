@@ -360,6 +360,16 @@ def test_wrong_declarations_raise_on_every_rank() -> None:
     simulate(run, 2)
 
 
+def test_what_is_no_spec_raises_where_it_is_written() -> None:
+    rows = shardwise.chunk(0, ranks=[0, 1])
+    with pytest.raises(TypeError, match=r"in_specs of local_map: expected specs.*'chunk\(0\)'"):
+        shardwise.local_map(torch.sin, ("chunk(0)",), rows)
+    with pytest.raises(TypeError, match="out_specs of local_map"):
+        shardwise.local_map(torch.sin, rows, {"a": 3})
+    with pytest.raises(ValueError, match="expected 1, one per output with a spec, got 2 shapes"):
+        shardwise.local_map(torch.sin, rows, (rows, None), out_shapes=[(4,), (4,)])
+
+
 def test_an_error_on_one_rank_reaches_all() -> None:
     rows = _spec("chunk(0)", 2)
 

@@ -76,9 +76,8 @@ def _row_losses(
     is_valid = target != ignore_index
     if weight is None:
         return losses, is_valid.to(losses.dtype)
-    return losses, (weight.detach().take(torch.where(is_valid, target, 0)) * is_valid).to(
-        losses.dtype
-    )
+    picked = torch.take(weight.detach(), torch.where(is_valid, target, 0))
+    return losses, (picked * is_valid).to(losses.dtype)
 
 
 def _decide_rows(call: Call) -> Decision | None:
@@ -239,7 +238,7 @@ def _known_of(
 ) -> torch.Tensor:
     dim, options = rows.dim, rows.options
     shape = [1 if k == dim else n for k, n in enumerate(piece.shape)]
-    target = target.to(torch.int64).expand(shape)
+    target = target.expand(shape)
     is_valid = target != options.ignore_index
     is_wrong = is_valid & ((target < 0) | (target >= rows.num_classes))
     if is_wrong.is_cpu and is_wrong.any():
@@ -374,7 +373,13 @@ def _of_indices(
         raise OpError(
             "a loss of classes: there is no gradient of its weight", fix="Pass weight.detach()."
         )
-    losses, weights = _row_losses(input, target, weight, *options)
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise OpError(
+            "the target of a loss of classes",
+            expected="dtype torch.int64 or torch.uint8, or probabilities of the input's shape",
+            got=f"{target.dtype} of shape {tuple(target.shape)}",
+        )
+    losses, weights = _row_losses(input, target.to(torch.int64), weight, *options)
     if reduction != "mean":
         return reduced_by(losses, reduction)
     return losses.sum() / weights.sum()

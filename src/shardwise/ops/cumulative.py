@@ -17,7 +17,7 @@ from shardwise.ops.reduction import (
     phantom_of_one,
     slots_of,
     terms_of,
-    tie_of,
+    unit_of,
 )
 from shardwise.ops.rule import Decision, Need, Then
 from shardwise.ops.statistics import needed_slots
@@ -56,12 +56,17 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
         return one(x) * 2
 
+    def added(totals: Sequence[torch.Tensor], own: torch.Tensor) -> torch.Tensor:
+        """What stands for the result of a piece without elements, in the graph of the totals."""
+        before, one = unit_of(totals, (1,)), unit_of([own], (1,))
+        return (one * before if is_product else one + before)[:0]
+
     def add(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         totals, own = pieces
         found = []
         for one, box, places in zip(own, layout.boxes_of(call.rank), totals_of.places, strict=True):
-            if not box.volume:  # in the graph of the totals all the same
-                found.append(one + tie_of(totals, one.dtype).reshape(one.shape))
+            if not box.volume:
+                found.append(added(totals, one).reshape(one.shape))
                 continue
             earlier = _earlier(totals, places, kept_box(box, terms.reduced), is_product)
             found.append(one * earlier if is_product else one + earlier)
@@ -75,7 +80,7 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
             (totals_of.need, Need(layout)),
             (layout,),
             add,
-            lambda *ties: [tie_of(ties, ties[-1].dtype)],
+            lambda totals, own: [added([totals], own)],
         ),
         phantom=phantom,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from shardwise.errors import OpError
+from shardwise.errors import ArgumentValueError, OpError
 from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.outlines import outlines
@@ -287,9 +287,33 @@ def _functional_group_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    if input.dim() < 2:
-        raise OpError("group_norm", expected="a tensor of 2 dims or more", got=input.dim())
+    _check_channels("group_norm", input, weight=weight, bias=bias)
+    if num_groups > 0:
+        _check_values("group_norm", input, math.prod(input.shape) // num_groups)
     return torch.group_norm(input, num_groups, weight, bias, eps)
+
+
+def _check_values(what: str, input: torch.Tensor, count: int) -> None:
+    """Raises if there is no variance, of one value."""
+    if count == 1:
+        raise ArgumentValueError(
+            what,
+            expected="more than 1 value per channel when training",
+            got=f"input of size {list(input.shape)}",
+        )
+
+
+def _check_channels(what: str, input: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Raises unless there is an element of each of the others for every channel."""
+    if input.dim() < 2:
+        raise OpError(what, expected="a tensor of 2 dims or more", got=input.dim())
+    for name, one in others.items():
+        if one is not None and one.shape != input.shape[1:2]:
+            raise OpError(
+                f"{name} of {what}",
+                expected=f"shape {tuple(input.shape[1:2])}, one per channel",
+                got=tuple(one.shape),
+            )
 
 
 # -- batch_norm, instance_norm ---------------------------------------------------------------------
@@ -411,16 +435,39 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
+    if training and input.dim() > 1:
+        _check_values("batch_norm", input, math.prod(input.shape) // max(input.shape[1], 1))
+    found: torch.Tensor = _torch_batch_norm(
+        input, weight, bias, running_mean, running_var, training, momentum, eps, False
+    )
+    return found
+
+
+@composite("batch_norm", [torch.batch_norm])
+def _torch_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    others = {"running_mean": running_mean, "running_var": running_var}
+    _check_channels("batch_norm", input, weight=weight, bias=bias, **others)
+    if (running_mean is None) != (running_var is None):
+        raise ArgumentValueError(
+            "running_mean and running_var of batch_norm", expected="both or none", got="one"
+        )
     if not training:
         if running_mean is None or running_var is None:
             raise OpError("batch_norm", expected="running statistics, in evaluation", got="none")
-        return _known_norm(input, weight, bias, running_mean, running_var, eps)
-    if input.numel() == input.shape[1]:
-        raise OpError(
-            "batch_norm in training",
-            expected="more than one value per channel",
-            got=f"a tensor of shape {tuple(input.shape)}",
-        )
+        known = [running_mean, running_var]
+        if torch.is_grad_enabled():  # backward needs them as they are now
+            known = [one.detach().clone() for one in known]
+        return _known_norm(input, weight, bias, *known, eps)
     dims = tuple(dim for dim in range(input.dim()) if dim != 1)
     result, mean, var = _channel_norm(input, dims, weight, bias, eps)
     _update(running_mean, mean, momentum)
@@ -439,15 +486,34 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
+    if use_input_stats:
+        _check_values("instance_norm", input, math.prod(input.shape[2:]))
+    found: torch.Tensor = _torch_instance_norm(
+        input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False
+    )
+    return found
+
+
+@composite("instance_norm", [torch.instance_norm])
+def _torch_instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
     if not use_input_stats:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    dims = tuple(range(2, input.dim()))
-    if math.prod(input.shape[2:]) == 1:
-        raise OpError(
-            "instance_norm",
-            expected="more than one value per channel",
-            got=f"a tensor of shape {tuple(input.shape)}",
+        known: torch.Tensor = _torch_batch_norm(
+            input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
         )
+        return known
+    others = {"running_mean": running_mean, "running_var": running_var}
+    _check_channels("instance_norm", input, weight=weight, bias=bias, **others)
+    dims = tuple(range(2, input.dim()))
     result, mean, var = _channel_norm(input, dims, weight, bias, eps)
     if running_mean is not None:
         _update(running_mean, mean.mean(0), momentum)

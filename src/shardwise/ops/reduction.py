@@ -300,8 +300,15 @@ def _finish(layouts: tuple[Layout, ...], wanted: tuple[Layout, ...]) -> tuple[La
 
 
 def phantom_of_one(call: Call) -> Phantom:
-    """Ties of the dtypes that torch gives at the time."""
-    return lambda x: [tie_of([x], dtype_now(call, x.dtype, x.device))]
+    """What torch's function gives of ones, as ties: of its dtypes at the time, in its graph."""
+    # Two along each dim: of one element torch's gradient of `cumprod` does not follow from it.
+    shape = (2,) * len(call.operands[0].shape)
+
+    def phantom(x: torch.Tensor) -> list[torch.Tensor]:
+        results = outlines(_with_operand(call, unit_of([x], shape)))
+        return [_as_tie(result) for result in results]
+
+    return phantom
 
 
 def dtype_now(call: Call, given: torch.dtype, device: torch.device) -> torch.dtype:

@@ -87,8 +87,9 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
     given = known_arguments(call, "input dim dtype")
     if given is None or len(call.operands) != 1 or type(given.get("dim")) is not int:
         return None
-    outlines(call)  # raises what torch raises
     x = given["input"]
+    torch.empty((1,) * len(x.shape)).softmax(given["dim"])  # raises if there is no such dim
+    outlines(call)  # and this what else torch raises
     if not math.prod(x.shape):
         return everywhere(call)
     layout = x.layout.bar

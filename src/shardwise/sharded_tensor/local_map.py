@@ -92,9 +92,10 @@ def local_map(
     >>> shardwise.run_local(lambda rank: scaled(rank), 2)
     [48.0, 48.0]
     """
-    mapped = _LocalMap(
-        fn, in_specs, out_specs, redistribute, _checked_shapes(out_shapes), process_group
-    )
+    _check_specs("in_specs", in_specs)
+    _check_specs("out_specs", out_specs)
+    shapes = _checked_shapes(out_shapes, sum(spec is not None for spec in leaves(out_specs)))
+    mapped = _LocalMap(fn, in_specs, out_specs, redistribute, shapes, process_group)
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -104,14 +105,32 @@ def local_map(
     return call
 
 
-def _checked_shapes(shapes: Any) -> Any:
+def _check_specs(name: str, specs: Specs) -> None:
+    for spec in leaves(specs):
+        if spec is not None and not isinstance(spec, ShardingSpec | Layout | ShardedTensor):
+            raise ArgumentTypeError(
+                f"{name} of local_map",
+                expected="specs, Layouts or None, in tuples, lists or dicts",
+                got=repr(spec),
+                fix="E.g. shardwise.chunk(0).",
+            )
+
+
+def _checked_shapes(shapes: Any, count: int) -> Any:
     if isinstance(shapes, str):
         if shapes not in ("once", "exchange"):
             raise ArgumentValueError(
                 "out_shapes of local_map", expected='"once", "exchange" or shapes', got=shapes
             )
         return shapes
-    return tuple(as_shape(shape) for shape in shapes)
+    found = tuple(as_shape(shape) for shape in shapes)
+    if len(found) != count:
+        raise ArgumentValueError(
+            "out_shapes of local_map",
+            expected=f"{count}, one per output with a spec",
+            got=f"{len(found)} shapes",
+        )
+    return found
 
 
 class _Report(NamedTuple):

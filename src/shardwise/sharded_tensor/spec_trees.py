@@ -34,9 +34,8 @@ def matched(specs: Specs, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
     """Each spec, None too, and the value that stands where it does."""
     if isinstance(specs, Mapping):
         if not isinstance(values, Mapping) or values.keys() != specs.keys():
-            raise ArgumentValueError(
-                what, expected=f"a dict of {list(specs)}", got=type(values).__name__
-            )
+            names = list(values) if isinstance(values, Mapping) else type(values).__name__
+            raise ArgumentValueError(what, expected=f"a dict of {list(specs)}", got=names)
         for name, spec in specs.items():
             yield from matched(spec, values[name], what)
     elif isinstance(specs, tuple | list):

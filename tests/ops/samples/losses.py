@@ -59,6 +59,11 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
         Sample(F.cross_entropy, ((7,), ()), _CLASSES),
         Sample(
+            lambda x, t, w: F.cross_entropy(x, t, w.detach()),
+            ((7,), (), (7,)),
+            (*_CLASSES, "positive"),
+        ),
+        Sample(
             lambda x, t, w: F.cross_entropy(x, t.softmax(1), w, label_smoothing=0.1),
             ((5, 6), (5, 6), (6,)),
         ),

@@ -107,10 +107,21 @@ SAMPLES: dict[str, list[Sample]] = {
             keeps=(_ROWS, _ALL, _ALL, _ALL),
         ),
         Sample(lambda x: F.batch_norm(x, None, None, training=True), ((5, 6),)),
+        Sample(
+            lambda x, w: torch.batch_norm(x, w, None, None, None, True, 0.1, 1e-5, False),
+            ((8, 4, 3), (4,)),
+            keeps=(_ROWS, _ALL),
+            most_bytes=3 * 12 * 32,
+        ),
     ],
     "instance_norm": [
         Sample(_instance_norm, ((3, 4, 5), (4,), (4,), (4,), (4,)), _RUNNING),
         Sample(F.instance_norm, ((4, 3, 2, 2),), keeps=(_ROWS,)),
+        Sample(
+            lambda x, w: torch.instance_norm(x, w, None, None, None, True, 0.1, 1e-5, False),
+            ((4, 3, 2), (3,)),
+            keeps=(_ROWS, _ALL),
+        ),
     ],
     "normalize": [
         Sample(F.normalize, ((4, 6),), keeps=(_ROWS,)),
