@@ -226,7 +226,6 @@ def _random(rank: int) -> None:
     generator = torch.Generator().manual_seed(rank)
     heads = x[None]
     for draw in (
-        lambda: functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5),
         lambda: torch.svd_lowrank(x, 2),
         lambda: torch.poisson(x.abs()),
         lambda: torch.poisson(x.abs(), generator=generator),
