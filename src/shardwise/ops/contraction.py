@@ -166,7 +166,7 @@ def _usable(form: Form, factor: Factor, layout: Layout) -> list[Layout]:
     dims += [dim for dim in range(len(layout.shape)) if _splits_units(full, dim, factor.scale(dim))]
     if all(_is_whole(box, layout.shape, dims) for box in full):
         return [layout]
-    return [_whole_along(layout, dims, is_shared=is_shared) for is_shared in (True, False)]
+    return [_whole_along(factor, layout, dims, is_shared=is_shared) for is_shared in (True, False)]
 
 
 def _splits_units(boxes: Iterable[Box], dim: int, scale: Scale) -> bool:
@@ -177,7 +177,9 @@ def _is_whole(box: Box, shape: tuple[int, ...], dims: Sequence[int]) -> bool:
     return all(box.start[dim] == 0 and box.stop[dim] == shape[dim] for dim in dims)
 
 
-def _whole_along(layout: Layout, dims: Sequence[int], *, is_shared: bool) -> Layout:
+def _whole_along(
+    factor: Factor, layout: Layout, dims: Sequence[int], *, is_shared: bool
+) -> Layout:
     """The layout with these dims whole, each part with those ranks that hold some of it.
 
     `is_shared`: they share it along another dim, if it has one that is long enough.
@@ -197,16 +199,19 @@ def _whole_along(layout: Layout, dims: Sequence[int], *, is_shared: bool) -> Lay
             holders[piece].add(rank)
     entries = []
     for piece, ranks in holders.items():
-        shared = _shared(piece, sorted(ranks), dims) if is_shared else None
+        shared = _shared(factor, piece, sorted(ranks), dims) if is_shared else None
         entries += shared or [(piece, rank) for rank in sorted(ranks)]
     return Layout(layout.shape, [box for box, _ in entries], [rank for _, rank in entries])
 
 
-def _shared(piece: Box, ranks: Sequence[int], dims: Sequence[int]) -> list[tuple[Box, int]] | None:
+def _shared(
+    factor: Factor, piece: Box, ranks: Sequence[int], dims: Sequence[int]
+) -> list[tuple[Box, int]] | None:
     """The piece cut along the first dim that has enough for all, but for `dims`."""
     for dim, size in enumerate(piece.shape):
-        if dim not in dims and size >= len(ranks):
-            cuts = (even_cuts(size, len(ranks)) + piece.start[dim]).tolist()
+        step = factor.scale(dim).indices  # what belongs together stays so: the channels of a group
+        if dim not in dims and size // step >= len(ranks):
+            cuts = (even_cuts(size // step, len(ranks)) * step + piece.start[dim]).tolist()
             return [
                 (piece.with_range(dim, low, high), rank)
                 for rank, (low, high) in zip(ranks, itertools.pairwise(cuts), strict=True)

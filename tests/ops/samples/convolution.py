@@ -81,6 +81,8 @@ SAMPLES: dict[str, list[Sample]] = {
             ((2, 4, 7), (8, 1, 3), (8,)),
             keeps=(CHANNELS, BATCH, BATCH),
         ),
+        # Pictures cut over more ranks than the batch has, which share the groups.
+        Sample(_conv("conv1d", groups=2), ((2, 6, 5), (4, 3, 3), (4,))),
         Sample(_conv("conv1d"), ((0, 4, 6), (5, 4, 3), (5,))),
     ],
     "conv2d": [
