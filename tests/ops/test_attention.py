@@ -1,4 +1,4 @@
-"""Attention where torch's own kernel does not do: dropout, and what autocast makes of a phantom."""
+"""Attention and convolution: dropout, what autocast makes of a phantom, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import shardwise
 from shardwise.comm.simulate import simulate
+from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
 from shardwise.testing.op_check import layout_kinds
 
@@ -44,5 +45,42 @@ def test_ranks_without_a_piece_know_what_autocast_gives() -> None:
             found: Any = F.conv2d(x, w)
         assert found.dtype == torch.bfloat16
         assert found.full_tensor().shape == (2, 4, 3, 3)
+
+    simulate(on_rank, 2)
+
+
+def _masked(**options: Any) -> Any:
+    return lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+
+@pytest.mark.parametrize("text", ["replicate()", "on_rank(1)", "chunk(0)"])
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [
+        (_masked(), ((1, 4, 3, 2), (1, 4, 3, 2), (1, 4, 3, 2), (2, 4, 3, 3))),
+        (_masked(dropout_p=0.5), ((4, 3, 2), (4, 3, 2), (4, 3, 2), (2, 4, 3, 3))),
+        (_masked(), ((4, 3, 2), (4, 3, 2), (4, 3, 2), (1, 1, 3, 3))),
+        (_masked(dropout_p=0.5, is_causal=True), ((2, 3, 2), (2, 3, 2), (2, 3, 2), (3, 3))),
+        (_masked(dropout_p=1.5), ((2, 3, 2), (2, 3, 2), (2, 3, 2), (3, 3))),
+        (F.conv1d, ((2, 4, 5), (6, 4, 3), (5,))),
+        (F.conv1d, ((2, 4, 5), (6, 4, 3), (1,))),
+        (F.conv1d, ((2, 4, 5), (6, 4, 3), (6, 1))),
+        (F.conv1d, ((2, 4, 5), (6, 4))),
+        (F.conv_transpose1d, ((2, 4, 5), (6, 4, 3))),
+        (F.conv_transpose1d, ((2, 1, 5), (6, 4, 3))),
+    ],
+)
+def test_all_ranks_refuse_what_torch_refuses(
+    call: Any, shapes: tuple[tuple[int, ...], ...], text: str
+) -> None:
+    with pytest.raises(RuntimeError):
+        call(*map(torch.zeros, shapes))
+
+    spec = parse_spec(text, ranks=[0, 1], device="cpu")
+
+    def on_rank(rank: int) -> None:
+        given = [shardwise.distribute(torch.zeros(shape), spec) for shape in shapes]
+        with pytest.raises(RuntimeError):
+            call(*given)
 
     simulate(on_rank, 2)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Scale, decide_product
 from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, place_of
 from shardwise.ops.rule import Call, Operand, Rule, register
 
@@ -31,10 +33,13 @@ def _decide(call: Call) -> Decision | None:
     named = arguments_of(call, _ARGUMENTS)
     given: list[Any] = [named.get(name) for name in _ARGUMENTS.split()[:4]]
     tensors = given[:3] if given[3] is None else given
-    if named.get("dropout_p"):
-        return None  # `_with_dropout`
     if not all(isinstance(one, Operand) for one in tensors) or len(tensors) != len(call.operands):
         return None  # which torch refuses
+    outlines(call)  # raises what torch raises
+    if given[3] is not None:
+        _check_mask(call, *tensors)
+    if named.get("dropout_p") or not tensors[0].shape[-1]:
+        return None  # `_in_steps`; without features, all keys weigh the same
     is_grouped = call.kwargs.get("enable_gqa", False)
     head = "h" if is_grouped else ""
     terms = [f"...{head}lE", f"...{head}SE", f"...{head}Sv", "...lS"]
@@ -51,6 +56,24 @@ def _decide(call: Call) -> Decision | None:
         return None
     blocks = _Blocks(call, form, tuple(place_of(call, one) for one in tensors), tuple(shares))
     return decide_product(call, replace(form, run=blocks.run, is_own=blocks.is_own))
+
+
+def _check_mask(call: Call, query: Operand, key: Operand, value: Operand, mask: Operand) -> None:
+    """Refuses what torch refuses, too, but not of outlines: a mask of more than the scores."""
+    heads = -3 if call.kwargs.get("enable_gqa", False) else -2
+    batch = torch.broadcast_shapes(query.shape[:heads], key.shape[:heads])
+    scores = (*batch, *query.shape[heads:-1], key.shape[-2])
+    ndim = len(mask.shape)
+    is_fit = 2 <= ndim <= len(scores) and all(
+        size in (1, of_scores) for size, of_scores in zip(mask.shape, scores[-ndim:], strict=True)
+    )
+    if not is_fit:
+        raise OpError(
+            "scaled_dot_product_attention",
+            expected=f"attn_mask that can be expanded to {scores}",
+            got=tuple(mask.shape),
+            fix="Its last two dims are queries and keys.",
+        )
 
 
 def _share(query: Operand, other: Operand) -> int:
@@ -124,7 +147,7 @@ class _Blocks(NamedTuple):
         return tensor.index_select(-3, heads)
 
 
-def _with_dropout(
+def _in_steps(
     query: Any,
     key: Any,
     value: Any,
@@ -140,7 +163,7 @@ def _with_dropout(
         key, value = (
             one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value)
         )
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     if is_causal:
         is_later = torch.ones_like(scores, dtype=torch.bool).triu(1)
@@ -151,10 +174,10 @@ def _with_dropout(
     # Queries that may see no key get zeros, and no gradient.
     is_blind = torch.isneginf(scores).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(is_blind, 0), -1).masked_fill(is_blind, 0)
-    return torch.matmul(F.dropout(weights, dropout_p), value)
+    return torch.matmul(F.dropout(weights, dropout_p) if dropout_p else weights, value)
 
 
 register(
-    Rule("scaled_dot_product_attention", _decide, otherwise=_with_dropout),
+    Rule("scaled_dot_product_attention", _decide, otherwise=_in_steps),
     functions_named(["scaled_dot_product_attention"]),
 )

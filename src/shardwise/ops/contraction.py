@@ -177,9 +177,7 @@ def _is_whole(box: Box, shape: tuple[int, ...], dims: Sequence[int]) -> bool:
     return all(box.start[dim] == 0 and box.stop[dim] == shape[dim] for dim in dims)
 
 
-def _whole_along(
-    factor: Factor, layout: Layout, dims: Sequence[int], *, is_shared: bool
-) -> Layout:
+def _whole_along(factor: Factor, layout: Layout, dims: Sequence[int], *, is_shared: bool) -> Layout:
     """The layout with these dims whole, each part with those ranks that hold some of it.
 
     `is_shared`: they share it along another dim, if it has one that is long enough.

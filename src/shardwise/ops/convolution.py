@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.contraction import Scale
 from shardwise.ops.names import functions_named
@@ -42,6 +43,8 @@ def _decide(ndim: int, *, is_transposed: bool) -> Callable[[Call], Decision | No
             return None  # which torch refuses
         if len(tensors) != len(call.operands):
             return None  # `out`
+        groups = given.get("groups", 1)
+        _check_shapes(tensors, ndim, groups, is_transposed=is_transposed)
         batch = "n" if len(x.shape) == ndim + 2 else ""
         picture, kernel, result = (one[:ndim] for one in (_PICTURE, _KERNEL, _RESULT))
 
@@ -50,33 +53,49 @@ def _decide(ndim: int, *, is_transposed: bool) -> Callable[[Call], Decision | No
             addend = None if bias is None else (made, bias)
             return Pattern(text, (x, weight), addend, **more)
 
-        if given.get("groups", 1) == 1:
+        if groups == 1:
             return pattern("c", "co" if is_transposed else "oc", "o").decide(call)
         if is_transposed:  # the weight has the channels that are read first, and no others
             return pattern("C", "RO", "M").decide(call)
-        return _decide_groups(call, pattern, x, weight, bias, dim=len(batch))
+        return _decide_groups(call, pattern, tensors, groups, dim=len(batch))
 
     return decide
+
+
+def _check_shapes(
+    tensors: Sequence[Operand], ndim: int, groups: int, *, is_transposed: bool
+) -> None:
+    """Refuses what torch refuses, too, but not of outlines."""
+    x, weight, *bias = (one.shape for one in tensors)
+    first, second = (*weight, 1, 1)[:2]
+    read, made = (first, second * groups) if is_transposed else (second * groups, first)
+    is_fit = len(x) in (ndim + 1, ndim + 2) and len(weight) == ndim + 2
+    if groups > 0 and not (is_fit and x[-ndim - 1] == read and bias in ([], [(made,)])):
+        raise OpError(
+            f"a convolution of {ndim} dims",
+            expected="shapes that fit",
+            got=f"input {x}, weight {weight}, bias {(*bias, None)[0]} and {groups} groups",
+            fix="Sizes are global ones: those of the full tensors.",
+        )
 
 
 def _decide_groups(
     call: Call,
     pattern: Callable[..., Pattern],
-    x: Operand,
-    weight: Operand,
-    bias: Operand | None,
+    tensors: Sequence[Operand],
+    groups: int,
     *,
     dim: int,
 ) -> Decision | None:
     """[Note: groups]"""
+    x, weight, *_ = tensors
     num_made, num_read, *_ = weight.shape
-    groups = arguments_of(call, _ARGUMENTS).get("groups")
-    if not groups or num_made % groups or x.shape[dim] != groups * num_read:
+    if groups < 1 or num_made % groups:
         return None  # which torch refuses
     per_group = Scale(num_read, num_made // groups)
     scales = [_ALIKE] * len(x.shape)
     scales[dim] = per_group
-    places = [place_of(call, one) for one in (x, weight, *([] if bias is None else [bias]))]
+    places = [place_of(call, one) for one in tensors]
     # The label of channels comes after that of the batch, if there is one.
     return pattern("o", "oC", "o", scales=(tuple(scales), (_ALIKE,) * len(weight.shape))).decide(
         call,

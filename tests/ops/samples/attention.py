@@ -94,6 +94,8 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
         Sample(_attention(scale=0.3), ((2, 1, 3, 5, 4), (3, 4, 4), (1, 1, 4, 3))),
         Sample(_attention(), ((0, 2, 3, 4), (0, 2, 3, 4), (0, 2, 3, 4))),
+        # Without features, all keys weigh the same.
+        Sample(_attention(), ((2, 3, 0), (2, 5, 0), (2, 5, 2))),
     ],
     "multi_head_attention_forward": [
         Sample(_multi_head, MODULE),
