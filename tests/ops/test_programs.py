@@ -102,6 +102,11 @@ def _joined(x: Shape, y: Shape) -> Shape | None:
     return (x[0] + y[0], *x[1:]) if fit else None
 
 
+def _picture(x: Shape) -> Shape | None:
+    """The shape of functions of pictures of one dim, with or without a batch."""
+    return x if len(x) in (2, 3) and 0 not in x else None
+
+
 def _with_dims(least: int) -> Callable[[Shape], Shape | None]:
     """The shape of functions of tensors with `least` dims and some elements in each."""
     return lambda x: x if len(x) >= least and 0 not in x else None
@@ -137,7 +142,7 @@ OPS = [
     Op("copy", 2, _into),
     Op("clamp", 2, lambda x, y: x.clamp(min=y - 1)),
     Op("attention", 3, F.scaled_dot_product_attention, _sequences),
-    Op("pool", 1, lambda x: F.max_pool1d(x, 1), lambda x: x if len(x) in (2, 3) else None),
+    Op("pool", 1, lambda x: F.max_pool1d(x, 1), _picture),
     Op("detach", 2, lambda x, y: x * y.detach()),
     Op("turn", 1, lambda x: x.permute(tuple(range(x.dim()))[::-1]), _turned),
     Op("halve", 1, lambda x: x[..., ::2] if x.dim() else x * 1, _halved),
