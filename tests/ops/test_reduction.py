@@ -374,3 +374,18 @@ def test_shares_are_put_together_where_ranks_have_equal_or_disjoint_ones() -> No
 def test_dims_as_torch_means_them(dim: Any, dims: Dims | None) -> None:
     found = reduced_of(Operand(ROWS, torch.float32), dim)
     assert (None if found is None else found.dims) == dims
+
+
+def test_pieces_that_are_passed_over_answer_in_backward() -> None:
+    """Rank 1 has a full piece of one exchange, and a piece without elements of another."""
+    whole, empty = Box.whole((1, 2)), Box((1, 0), (1, 2))
+    replicated = Layout((1, 2), [whole, whole], [0, 1])
+    other = Layout((1, 2), [whole, empty, empty], [0, 1, 2])
+
+    def call(x: Any) -> Any:
+        y = shardwise.reshard(x, other) if isinstance(x, shardwise.ShardedTensor) else x * 1
+        return torch.stack([x, y], -1)
+
+    for reduce in (torch.sum, torch.var, torch.logsumexp, torch.cumsum, torch.softmax, torch.amax):
+        sample = Sample(lambda x, reduce=reduce: reduce(call(x), -1), ((1, 2),))
+        check_op(sample, [replicated], world_size=3)

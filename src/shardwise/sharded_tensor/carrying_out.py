@@ -2,7 +2,9 @@
 
 [Note: phantoms] A rank that holds nothing of the result has no kernel to run, but must be in the
 graph ([Note: every rank is in every graph] in `comm/differentiable.py`), and must know the dtype of
-the result. So it calls the function on tensors without elements that come from its operands.
+the result. So it calls the function on tensors without elements that come from its operands. Nor
+may a rank leave out a piece that has no elements, which kernels pass over: it may come from an
+exchange of its own, in whose backward other ranks wait. So results are tied to such pieces.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.ops.pieces import tied
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.implicit import announce
@@ -72,6 +75,7 @@ def run_pieces(
         lambda: decision.kernel(pieces, invoke),
         lambda: _ties(decision.phantom or invoke, pieces, ndims, is_view=decision.is_view),
         first,
+        () if decision.is_view else _empty_pieces(pieces),
     )
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
@@ -118,19 +122,45 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
 
 def _made(
     layouts: Sequence[Layout],
-    compute: Callable[[], list[list[torch.Tensor]]],
+    compute: Callable[[], Sequence[Sequence[torch.Tensor]]],
     ties: Callable[[], list[torch.Tensor]],
     first: State,
+    empty: Sequence[torch.Tensor],
 ) -> list[State]:
-    """What a kernel computes, in these layouts, with ties for what this rank has none of."""
+    """What a kernel computes, in these layouts, with ties for what this rank has none of.
+
+    All of it follows from the pieces in `empty`, too. [Note: phantoms]
+    """
     has_output = [bool(layout.boxes_of(first.rank)) for layout in layouts]
     outputs = compute() if any(has_output) else [[] for _ in layouts]
     if not all(has_output):
         outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
+    if empty:
+        outputs = [_tied(held, empty) for held in outputs]
     return [
         first.with_carriers(held, layout=layout, spec=None)
         for held, layout in zip(outputs, layouts, strict=True)
     ]
+
+
+def _empty_pieces(pieces: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The pieces without elements beside others, as far as gradients go back by them."""
+    if all(len(held) == 1 for held in pieces) or not torch.is_grad_enabled():
+        return []
+    listed = [piece for held in pieces if len(held) > 1 for piece in held]
+    return [piece for piece in listed if not piece.numel() and piece.requires_grad]
+
+
+def _tied(held: Sequence[torch.Tensor], empty: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The pieces of an output; one that has a gradient follows from those in `empty`.
+
+    It is copied for that, so one that has no elements itself is taken if there is one.
+    """
+    fit = [k for k, piece in enumerate(held) if piece.requires_grad]
+    if not fit:  # an output that has no gradient anywhere
+        return held
+    chosen = min(fit, key=lambda k: held[k].numel())
+    return [tied(piece, empty) if k == chosen else piece for k, piece in enumerate(held)]
 
 
 def _afterwards(
@@ -145,6 +175,7 @@ def _afterwards(
         lambda: then.kernel(pieces),
         lambda: _ties(then.phantom, pieces, [1] * len(pieces)),
         first,
+        _empty_pieces(pieces),
     )
 
 
