@@ -16,6 +16,7 @@ from shardwise.geometry import Box, Layout
 from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.ops.rearranging import roll
 from shardwise.sharding_spec import parse_spec
+from shardwise.testing import Sample, check_op
 
 
 def decide(
@@ -180,3 +181,17 @@ def test_plain_tensors_in_lists_are_asked_about() -> None:
             torch.cat([x, torch.ones(2, 4)])
 
     on_ranks(run)
+
+
+def test_pieces_that_a_view_leaves_out_answer_in_backward() -> None:
+    """Rank 0 has a piece of each operand, and goes on with that of the first only."""
+    whole = Layout((2, 2), [Box.whole((2, 2))], [0])
+    top, bottom = Box((0, 0), (1, 2)), Box((1, 0), (2, 2))
+
+    def call(a: Any, b: Any) -> Any:
+        if isinstance(b, shardwise.ShardedTensor):
+            b = shardwise.reshard(b, Layout((2, 2), [top, bottom], [1, 0]))
+        return torch.cat([a, b * 1])[:2] * 2
+
+    layouts = [whole, Layout((2, 2), [top, bottom], [0, 1])]
+    check_op(Sample(call, ((2, 2), (2, 2))), layouts, world_size=2)

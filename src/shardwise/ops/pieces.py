@@ -192,15 +192,14 @@ def decide_parts(
             (box, term, recipe) for box, one in held.items() for term, recipe in one.recipes.items()
         )
     ]
-    used = {key for recipe in recipes for key in _pieces_of(recipe)}
     result_dtype = call.operands[0].dtype if dtype is None else dtype
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
         found = [_made(recipe, pieces, invoke) for recipe in recipes]
-        found[0] = tied(found[0], _unused(pieces, used))
-        return [found]
+        follow = [piece for held in pieces for piece in held if piece.requires_grad]
+        return [[one if one.requires_grad else tied(one, follow) for one in found]]
 
     is_one_call = [_is_call(recipe) for recipe in recipes] == [True]
     return Decision(
@@ -281,12 +280,6 @@ def _is_call(recipe: _Made | _Joined) -> bool:
     return isinstance(recipe, _Made) and recipe.part.make is None
 
 
-def _pieces_of(recipe: _Made | _Joined) -> list[tuple[int, int]]:
-    if isinstance(recipe, _Made):
-        return [(recipe.operand, recipe.piece)]
-    return [key for one in recipe.recipes for key in _pieces_of(one)]
-
-
 def _made(
     recipe: _Made | _Joined,
     pieces: Sequence[Sequence[torch.Tensor]],
@@ -310,14 +303,6 @@ def _part_of(
     make = invoke if made.part.make is None else made.part.make
     found: torch.Tensor = make(pieces[made.operand][made.piece])
     return found
-
-
-def _unused(
-    pieces: Sequence[Sequence[torch.Tensor]], used: set[tuple[int, int]]
-) -> list[torch.Tensor]:
-    return [
-        piece for k, held in enumerate(pieces) for j, piece in enumerate(held) if (k, j) not in used
-    ]
 
 
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 [Note: phantoms] A rank that holds nothing of the result has no kernel to run, but must be in the
 graph ([Note: every rank is in every graph] in `comm/differentiable.py`), and must know the dtype of
-the result. So it calls the function on tensors without elements that come from its operands. Nor
-may a rank leave out a piece that has no elements, which kernels pass over: it may come from an
-exchange of its own, in whose backward other ranks wait. So results are tied to such pieces.
+the result. So it calls the function on tensors without elements that come from its operands.
+
+[Note: pieces of one graph] Nor may it matter which pieces of a tensor a rank goes on with: views
+leave some out, kernels pass over those without elements. So all pieces that a rank has of a tensor
+follow from the same exchanges. Functions of one operand keep it so; those of several, which may
+make one piece of the one and another of the other, as `cat` does, get pieces that follow from all.
 """
 
 from __future__ import annotations
@@ -14,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.comm.differentiable import Exchange, exchange
-from shardwise.ops.pieces import tied
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
 from shardwise.sharded_tensor.state import Seen, State
-from shardwise.sharded_tensor.tensor import check_writable, show_requires_grad, wrap
+from shardwise.sharded_tensor.tensor import check_writable, show_written, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,15 +69,16 @@ def run_pieces(
         else:
             _write_into_tie(pieces, known.operands, invoke)
         if torch.is_grad_enabled():
-            show_requires_grad(args[0])
+            show_written(args[0])
         return args[0]
+    if not decision.is_view:
+        pieces = _of_one_graph(pieces, decision.outputs, rank)
     ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
     made = _made(
         decision.outputs,
         lambda: decision.kernel(pieces, invoke),
         lambda: _ties(decision.phantom or invoke, pieces, ndims, is_view=decision.is_view),
         first,
-        () if decision.is_view else _empty_pieces(pieces),
     )
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
@@ -85,13 +88,19 @@ def run_pieces(
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
     view_of = _lost(decision, first) if decision.is_view else ()
+    beside = _beside(first) if decision.is_view else ()
     for one in made:
-        one.is_from_rows, one.view_of = is_from_rows, view_of
+        one.is_from_rows, one.view_of, one.beside = is_from_rows, view_of, beside
         one.is_special = is_from_rows or bool(view_of)
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _beside(base: State) -> tuple[torch.Tensor, ...]:
+    """The pieces that a write into a view of `base` reaches. [Note: pieces of one graph]"""
+    return (*base.beside, *base.carriers) if len(base.carriers) > 1 else base.beside
 
 
 def _lost(decision: Decision, base: State) -> tuple[Seen, ...]:
@@ -122,45 +131,51 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
 
 def _made(
     layouts: Sequence[Layout],
-    compute: Callable[[], Sequence[Sequence[torch.Tensor]]],
+    compute: Callable[[], list[list[torch.Tensor]]],
     ties: Callable[[], list[torch.Tensor]],
     first: State,
-    empty: Sequence[torch.Tensor],
 ) -> list[State]:
-    """What a kernel computes, in these layouts, with ties for what this rank has none of.
-
-    All of it follows from the pieces in `empty`, too. [Note: phantoms]
-    """
+    """What a kernel computes, in these layouts, with ties for what this rank has none of."""
     has_output = [bool(layout.boxes_of(first.rank)) for layout in layouts]
     outputs = compute() if any(has_output) else [[] for _ in layouts]
     if not all(has_output):
         outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
-    if empty:
-        outputs = [_tied(held, empty) for held in outputs]
     return [
         first.with_carriers(held, layout=layout, spec=None)
         for held, layout in zip(outputs, layouts, strict=True)
     ]
 
 
-def _empty_pieces(pieces: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """The pieces without elements beside others, as far as gradients go back by them."""
-    if all(len(held) == 1 for held in pieces) or not torch.is_grad_enabled():
-        return []
-    listed = [piece for held in pieces if len(held) > 1 for piece in held]
-    return [piece for piece in listed if not piece.numel() and piece.requires_grad]
+class _OneGraph(torch.autograd.Function):
+    """Tensors as they are, each of which follows from all."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple([tensor.detach() for tensor in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return grads
 
 
-def _tied(held: Sequence[torch.Tensor], empty: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The pieces of an output; one that has a gradient follows from those in `empty`.
+def _of_one_graph(
+    pieces: list[Sequence[torch.Tensor]], outputs: Sequence[Layout], rank: int
+) -> list[Sequence[torch.Tensor]]:
+    """The pieces, which follow from all where some might go nowhere.
 
-    It is copied for that, so one that has no elements itself is taken if there is one.
+    [Note: pieces of one graph]
     """
-    fit = [k for k, piece in enumerate(held) if piece.requires_grad]
-    if not fit:  # an output that has no gradient anywhere
-        return held
-    chosen = min(fit, key=lambda k: held[k].numel())
-    return [tied(piece, empty) if k == chosen else piece for k, piece in enumerate(held)]
+    if len(pieces) == 1 or not torch.is_grad_enabled():
+        return pieces
+    if all(len(held) == 1 and held[0].numel() for held in pieces) and all(
+        len(layout.boxes_of(rank)) == 1 for layout in outputs
+    ):
+        return pieces
+    follow = [piece for held in pieces for piece in held if piece.requires_grad]
+    if len(follow) < 2:
+        return pieces
+    found = iter(_OneGraph.apply(*follow))  # type: ignore[no-untyped-call]
+    return [[next(found) if one.requires_grad else one for one in held] for held in pieces]
 
 
 def _afterwards(
@@ -170,12 +185,12 @@ def _afterwards(
     first = made[0]
     pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
     pieces += [given[k] for k in then.operands]
+    pieces = _of_one_graph(pieces, then.outputs, first.rank)
     return _made(
         then.outputs,
         lambda: then.kernel(pieces),
         lambda: _ties(then.phantom, pieces, [1] * len(pieces)),
         first,
-        _empty_pieces(pieces),
     )
 
 

@@ -31,6 +31,7 @@ from shardwise.sharded_tensor.tensor import (
     adopt,
     check_writable,
     show_requires_grad,
+    show_written,
     user_attributes,
     wrap,
 )
@@ -166,7 +167,7 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)
-    show_requires_grad(tensor)  # which it may by this copy
+    show_written(tensor)  # which may require grad by this copy
     return tensor
 
 

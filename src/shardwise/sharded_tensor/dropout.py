@@ -26,7 +26,7 @@ from shardwise.sharded_tensor.seeds import next_key
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     check_writable,
-    show_requires_grad,
+    show_written,
     wrap,
 )
 
@@ -81,7 +81,7 @@ def _drop(
         return _dropped(state, p, kind)
     _drop_in_place(state, p, kind)
     if torch.is_grad_enabled():
-        show_requires_grad(tensor)
+        show_written(tensor)
     return tensor
 
 

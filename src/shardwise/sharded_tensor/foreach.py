@@ -24,7 +24,7 @@ from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     check_writable,
-    show_requires_grad,
+    show_written,
     states_of_all,
     wrap,
 )
@@ -183,7 +183,7 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             for tensor in call.lead.tensors:
                 if isinstance(tensor, ShardedTensor):
-                    show_requires_grad(tensor)
+                    show_written(tensor)
         return None
     return tuple(found[k] for k in range(size))
 

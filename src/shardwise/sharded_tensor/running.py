@@ -38,7 +38,7 @@ from shardwise.sharded_tensor.tensor import (
     compute_by_gathering,
     make_wrapper,
     set_hooks,
-    show_requires_grad,
+    show_written,
     wrap,
 )
 from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
@@ -202,7 +202,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         check_writable(args[0], func)
         func(*here, **kwargs)
         if torch.is_grad_enabled():
-            show_requires_grad(args[0])
+            show_written(args[0])
         return args[0]
     piece = func(*here, **kwargs) if known.local is None else known.local(here[0])
     if piece is here[0]:
@@ -213,8 +213,11 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     )
     if is_from_rows:
         made.is_from_rows = made.is_special = True
-    if decision.is_view and first.view_of:  # [Note: lost views] in `state.py`
-        made.view_of, made.is_special = first.view_of, True
+    if decision.is_view:
+        if first.view_of:  # [Note: lost views] in `state.py`
+            made.view_of, made.is_special = first.view_of, True
+        if first.beside:
+            made.beside = first.beside
     return wrap(made)
 
 

@@ -74,6 +74,7 @@ class State:
     hooks: tuple[Any, ...] = ()  # `Hook`s, which follow an in-place reshard
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
+    beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
     is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
@@ -160,7 +161,13 @@ class State:
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""
-        return self.map(fn, init_rrefs=self.init_rrefs, remote=self.remote, view_of=self.view_of)
+        return self.map(
+            fn,
+            init_rrefs=self.init_rrefs,
+            remote=self.remote,
+            view_of=self.view_of,
+            beside=self.beside,
+        )
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> State:
         """The same, holding `fn` of each local tensor, ties included."""
@@ -174,6 +181,7 @@ _LEFT_BEHIND = frozenset(
         "remote",
         "converted_from",
         "view_of",
+        "beside",
         "reshaped_from",
         "shown_grad",
     }

@@ -71,6 +71,7 @@ __all__ = [
     "register_fallback",
     "set_hooks",
     "show_requires_grad",
+    "show_written",
     "states_of_all",
     "user_attributes",
     "wrap",
@@ -447,6 +448,20 @@ def show_requires_grad(tensor: ShardedTensor) -> None:
     call_plain(_Tensor.requires_grad_, (tensor, requires_grad), {})
     if requires_grad:
         _watch(tensor)
+
+
+def show_written(tensor: ShardedTensor) -> None:
+    """Has the outer tensor, and what it is a view of, depend on what was written into it.
+
+    Others may show pieces that were written where this rank shows one that was not, and would wait
+    for it in backward. [Note: pieces of one graph] in `carrying_out.py`
+    """
+    state = tensor._state
+    if state.beside and state.requires_grad and torch.is_grad_enabled():
+        tie = state.carriers[0].reshape(-1)[:0].sum()
+        for piece in state.beside:
+            piece.unsqueeze(0)[:0].add_(tie)
+    show_requires_grad(tensor)
 
 
 def _watch(tensor: ShardedTensor) -> None:

@@ -18,6 +18,7 @@ from shardwise.sharded_tensor.tensor import (
     check_writable,
     compute_by_gathering,
     show_requires_grad,
+    show_written,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _set_item(tensor: Any, index: Any, value: Any) -> None:
     if not is_basic_index(index):
         if write_by_tensors(tensor, index, value) is NotImplemented:
             compute_by_gathering(_Tensor.__setitem__, (tensor, index, value), {})
-        show_requires_grad(tensor)
+        show_written(tensor)
         return
     check_writable(tensor, _Tensor.__setitem__)
     target: Any = tensor[index]
@@ -47,21 +48,7 @@ def _set_item(tensor: Any, index: Any, value: Any) -> None:
         target.copy_(value)
     else:
         target.fill_(value)
-    _tie_all(tensor, target)
     show_requires_grad(tensor)  # which it may by the value
-
-
-def _tie_all(tensor: ShardedTensor, written: ShardedTensor) -> None:
-    """Has every local piece depend on what was written into some, or into none, of this rank.
-
-    Others may show pieces that were written where this rank shows one that was not, and would wait
-    for it in backward.
-    """
-    carriers = tensor._state.carriers
-    if len(carriers) > 1 and torch.is_grad_enabled() and written._state.requires_grad:
-        tie = written._state.carriers[0].reshape(-1)[:0]
-        for carrier in carriers:
-            carrier[(slice(0, 0),) * carrier.dim()].add_(tie)
 
 
 def _change_shape(

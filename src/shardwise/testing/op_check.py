@@ -20,6 +20,7 @@ from shardwise.comm.simulate import simulate
 from shardwise.comm.tracing import trace
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
+from shardwise.sharded_tensor.entering import inputs_behind
 from shardwise.sharded_tensor.implicit import implicit_comm
 from shardwise.sharded_tensor.plain_inputs import plain_inputs
 from shardwise.sharded_tensor.state import make_state
@@ -113,8 +114,24 @@ def check_op_here(
     for number, (one, reference) in enumerate(pairs):
         _check_value(f"output {number}", one, reference)
     if sample.has_grad:
+        for number, (one, _) in enumerate(pairs):
+            _check_graph(f"output {number}", one, given)
         _check_gradients(pairs, given, full)
     return sent.total_bytes
+
+
+def _check_graph(what: str, one: Any, given: Sequence[Any]) -> None:
+    """All pieces of a rank follow from the same operands.
+
+    [Note: pieces of one graph] in `sharded_tensor/carrying_out.py`
+    """
+    if isinstance(one, ShardedTensor) and one.requires_grad:
+        inputs = [
+            tensor._state.carriers if isinstance(tensor, ShardedTensor) else (tensor,)
+            for tensor in given
+        ]
+        behind = {inputs_behind([piece], inputs) for piece in one._state.carriers}
+        assert len(behind) == 1, f"{what}: pieces of {[sorted(found) for found in behind]}"
 
 
 def _check_gradients(
@@ -237,12 +254,8 @@ def _split(
         return
     rest = part * len(numbers) if layout.pending == "avg" else part.clone()
     for number in numbers[1:]:
-        noise = torch.randint(-2, 3, part.shape, generator=generator).to(part.dtype)
-        if part.dtype == torch.bool:  # there is nothing to subtract: a sum is an or
-            noise = noise & part
-        else:
-            rest = rest - noise
-        terms[box, number] = noise
+        terms[box, number] = torch.randint(-2, 3, part.shape, generator=generator).to(part.dtype)
+        rest = rest - terms[box, number]
     terms[box, numbers[0]] = rest
 
 

@@ -45,7 +45,7 @@ SAMPLES: dict[str, list[Sample]] = {
             lambda x: torch.special.softmax(x, 1, dtype=torch.float64), ((5, 4),), "bits", False
         ),
         Sample(lambda x: x.masked_fill(x < 0.3, -torch.inf).softmax(0), ((6, 5),)),
-        Sample(lambda x: x.softmax(1), ((6, 5),), "real", False, dtype=torch.bfloat16),
+        Sample(lambda x: x.softmax(1), ((6, 5),), "whole", False, dtype=torch.bfloat16),
         Sample(lambda x: x.softmax(0), ((),)),
     ],
     "log_softmax": [
