@@ -1,0 +1,3 @@
+"""Optimizers of sharded tensors, as the seed has them."""
+
+__all__: list[str] = []
