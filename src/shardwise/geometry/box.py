@@ -128,6 +128,11 @@ class Box:
             (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
         )
 
+    def along(self, dims: Iterable[int]) -> Box:
+        """The ranges of these dims, in their order, as a box of its own."""
+        chosen = tuple(dims)
+        return Box(tuple(self.start[d] for d in chosen), tuple(self.stop[d] for d in chosen))
+
     def relative_to(self, origin: Box) -> Box:
         """This box in the coordinates of `origin`, which must contain it."""
         if not origin.contains(self):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from shardwise.ops.contraction import Factor, Form, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Factor, Form
 from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import pointwise

@@ -74,10 +74,7 @@ class Beside(NamedTuple):
 
 def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
     """What the boxes of `layout` need of an operand whose dims are `dims` of its tensor."""
-    parts = {
-        box: Box(tuple(box.start[dim] for dim in dims), tuple(box.stop[dim] for dim in dims))
-        for box in layout.boxes
-    }
+    parts = {box: box.along(dims) for box in layout.boxes}
     need, spots = needed_parts(operand, layout, parts, rank)
     return Beside(need, dims, layout.ndim, spots)
 
