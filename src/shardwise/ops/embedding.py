@@ -1,7 +1,7 @@
 """Embeddings of indices that every rank with a part of the table knows: rules without exchange.
 
-These are functions of our own, in terms of which `sharded_tensor/embedding.py` says what torch's
-mean; the options of those are settled there.
+These are functions of our own, in terms of which `embedding.py` and `embedding_bag.py` in
+`sharded_tensor/` say what torch's mean; the options of those are settled there.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from shardwise.ops.views import is_basic_index
 from shardwise.ops.writing import write_at, write_at_
 from shardwise.sharded_tensor import running  # noqa: F401  # which fills RUNNERS
 from shardwise.sharded_tensor.dispatch import RUNNERS, handles
-from shardwise.sharded_tensor.embedding import with_columns
+from shardwise.sharded_tensor.embedding_ids import with_columns
 from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import replicated_layout, reshard_state
 from shardwise.sharded_tensor.tensor import (
