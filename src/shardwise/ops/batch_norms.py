@@ -20,9 +20,10 @@ from shardwise.ops.normalizing import (
 )
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.reduction import Reduced, everywhere, terms_of
+from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.statistics import beside, decide_pieces, decide_with_statistics
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,26 +21,22 @@ from shardwise.errors import OpError
 from shardwise.geometry import Box
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.reduction import (
-    Fold,
-    Prepared,
-    Reduced,
-    decide_slots,
-    everywhere,
-    terms_of,
-    unit_of,
-)
+from shardwise.ops.phantoms import unit_of
+from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
+from shardwise.ops.slots import Fold, Prepared, decide_slots
 from shardwise.ops.softmax import softmax_of_piece, softmax_times
 from shardwise.ops.statistics import beside, decide_pieces, wide
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
-    from shardwise.ops.reduction import Tensors, Terms
     from shardwise.ops.rule import Call, Operand
+    from shardwise.ops.slots import Tensors
     from shardwise.ops.statistics import Beside
+    from shardwise.ops.terms import Terms
 
 __all__ = ["reduced_by", "reduction_of"]
 

@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.ops.reduction import (
-    Fold,
-    Reduced,
-    decide_whole,
-    everywhere,
-    kept_box,
-    phantom_of_one,
-    slots_of,
-    terms_of,
-    unit_of,
-)
+from shardwise.ops.phantoms import phantom_of_one, unit_of
+from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
+from shardwise.ops.slots import Fold, slots_of
 from shardwise.ops.statistics import needed_slots
+from shardwise.ops.terms import Reduced, kept_box, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.reduction import Tensors
     from shardwise.ops.rule import Call
+    from shardwise.ops.slots import Tensors
 
 __all__ = ["decide_cumulative"]
 

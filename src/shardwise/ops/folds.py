@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from shardwise.ops.reduction import Fold
+from shardwise.ops.slots import Fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.reduction import Reduced, Tensors
+    from shardwise.ops.slots import Tensors
+    from shardwise.ops.terms import Reduced
 
 __all__ = [
     "NanGradient",

@@ -23,9 +23,10 @@ from shardwise.ops.normalizing import (
     scaled,
 )
 from shardwise.ops.outlines import outlines
-from shardwise.ops.reduction import Reduced, everywhere, terms_of
+from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Rule, composite, register
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,13 +13,14 @@ import torch
 
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.ops import folds
-from shardwise.ops.reduction import Fold, Reduced
 from shardwise.ops.statistics import Finish
+from shardwise.ops.terms import Reduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardwise.geometry import Box
+    from shardwise.ops.slots import Fold
 
 __all__ = [
     "CHANNELS",

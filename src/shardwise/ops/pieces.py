@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.geometry import Box, Entry, Layout
-from shardwise.ops.reduction import tie_of
+from shardwise.ops.phantoms import tie_of
 from shardwise.ops.rule import Decision, Need
 
 if TYPE_CHECKING:

@@ -13,21 +13,18 @@ from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, along
+from shardwise.ops.phantoms import dtype_now
 from shardwise.ops.pointwise import decide_pointwise
-from shardwise.ops.reduction import (
-    Reduced,
-    decide_fold,
-    decide_terms,
-    dtype_now,
-    reduced_of,
-)
+from shardwise.ops.reduction import decide_terms
 from shardwise.ops.rule import Rule, composite, register
+from shardwise.ops.slots import decide_fold
+from shardwise.ops.terms import Reduced, reduced_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardwise.ops.reduction import Fold
     from shardwise.ops.rule import Call, Decision
+    from shardwise.ops.slots import Fold
 
 __all__: list[str] = []
 

@@ -17,15 +17,11 @@ from shardwise.call_site import user_level
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
-from shardwise.ops.reduction import (
-    Reduced,
-    decide_whole,
-    everywhere,
-    phantom_of_one,
-    terms_of,
-)
+from shardwise.ops.phantoms import phantom_of_one
+from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.statistics import Finish, decide_with_statistics, wide
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Functions that need statistics of dims and give a tensor of the operand's own layout.
 
 Softmax and normalisations: every rank makes partial statistics of its pieces, these are exchanged
-as slots ([Note: cells and terms] in `reduction.py`), and every rank finishes its own pieces with
+as slots ([Note: cells and terms] in `terms.py`), and every rank finishes its own pieces with
 them. The gradients of the statistics come back in one exchange too: each piece is one use of them.
 
 Operands *beside* the tensor, as a weight per channel or targets, have some of its dims; a piece is
@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.geometry import Box, Layout
+from shardwise.ops.phantoms import unit_of
 from shardwise.ops.pointwise import needed_parts
-from shardwise.ops.reduction import Fold, kept_box, slots_of, unit_of
 from shardwise.ops.rule import Decision, Need, Operand, Then
+from shardwise.ops.slots import Fold, slots_of
+from shardwise.ops.terms import kept_box
 from shardwise.ops.work import Use, need_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.ops.pointwise import Spot
-    from shardwise.ops.reduction import Terms
     from shardwise.ops.rule import Call
+    from shardwise.ops.terms import Terms
 
 __all__ = [
     "Beside",
