@@ -35,7 +35,7 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     along = Reduced(operand.shape, dims, keepdim=True, width=size)
     one = phantom_of_one(call)
     if not dims or layout.is_whole(dim):
-        return decide_whole(call, terms_of(layout, along, call.rank), layout, phantom=one)
+        return decide_whole(call, terms_of(layout, along, call.rank), layout, one)
     terms = terms_of(layout, replace(along, width=1), call.rank, along=dim)
     slots = slots_of(terms, _totals(dim, is_product=is_product), layout, call.rank)
     totals_of = needed_slots(terms, layout, slots.layouts[0].shape, call.rank)

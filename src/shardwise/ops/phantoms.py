@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from shardwise.ops.outlines import outlines
+from shardwise.ops.outlines import listed_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.ops.rule import Call
 
-__all__ = [
-    "Phantom",
-    "as_tie",
-    "dtype_now",
-    "phantom_of_call",
-    "phantom_of_one",
-    "tie_of",
-    "unit_of",
-]
+__all__ = ["Phantom", "as_tie", "phantom_of_one", "tie_of", "unit_of"]
 
 Phantom: TypeAlias = "Callable[..., list[torch.Tensor]]"
 
@@ -68,27 +60,6 @@ def phantom_of_one(call: Call) -> Phantom:
     shape = (2,) * len(call.operands[0].shape)
 
     def phantom(x: torch.Tensor) -> list[torch.Tensor]:
-        results = outlines(_with_operand(call, unit_of([x], shape)))
-        return [as_tie(result) for result in results]
+        return [as_tie(result) for result in listed_results(call.invoke(unit_of([x], shape)))]
 
     return phantom
-
-
-def phantom_of_call(call: Call) -> Phantom:
-    """Ties of the dtypes that torch's function gives."""
-    dtypes = [result.dtype for result in outlines(call)]
-    return lambda x: [tie_of([x], dtype) for dtype in dtypes]
-
-
-def dtype_now(call: Call, given: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype that torch gives of an operand of dtype `given`: autocast may change it."""
-    one = torch.ones((1,) * len(call.operands[0].shape), dtype=given, device=device)
-    return outlines(_with_operand(call, one))[0].dtype
-
-
-def _with_operand(call: Call, tensor: torch.Tensor) -> Call:
-    """The call on a tensor in place of its only operand."""
-    operand = call.operands[0]
-    args = tuple(tensor if arg is operand else arg for arg in call.args)
-    kwargs = {name: tensor if arg is operand else arg for name, arg in call.kwargs.items()}
-    return call._replace(args=args, kwargs=kwargs)

@@ -14,7 +14,7 @@ import torch
 
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import listed_results, outlines
-from shardwise.ops.phantoms import phantom_of_call, phantom_of_one
+from shardwise.ops.phantoms import phantom_of_one
 from shardwise.ops.rule import Decision, Need, Operand
 from shardwise.ops.terms import terms_of
 
@@ -64,8 +64,9 @@ def decide_whole(
     call: Call,
     terms: Terms,
     need: Layout,
+    phantom: Phantom,
+    *,
     pack: Callable[[list[Any]], Any] | None = None,
-    phantom: Phantom | None = None,
 ) -> Decision:
     """No reduced dim is cut: torch's function on every piece, and nothing travels.
 
@@ -74,7 +75,6 @@ def decide_whole(
     reduced, rank = terms.reduced, call.rank
     layout = terms.layout(None)
     cells = _local_cells(terms, layout, rank)
-    ties = phantom_of_call(call) if phantom is None else phantom
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -84,7 +84,7 @@ def decide_whole(
         for cell in cells:
             if not cell.volume:
                 shape = reduced.result_box(cell).shape
-                rows.append([tie.reshape(shape) for tie in ties(pieces[0][0])])
+                rows.append([tie.reshape(shape) for tie in phantom(pieces[0][0])])
                 continue
             (share,) = terms.shares[cell, 0]
             if share.piece not in whole:
@@ -99,7 +99,7 @@ def decide_whole(
         outputs,
         kernel,
         finish=_finish(outputs, wanted),
-        phantom=ties,
+        phantom=phantom,
         is_one_call=len(cells) == 1
         and bool(cells[0].volume)
         and terms.shares[cells[0], 0][0].part is None,
@@ -139,7 +139,7 @@ def decide_terms(
     terms = terms_of(layout, reduced, call.rank)
     phantom = phantom_of_one(call)
     if terms.is_whole and layout.pending is None:
-        return decide_whole(call, terms, layout, phantom=phantom)
+        return decide_whole(call, terms, layout, phantom)
     output = terms.layout(op)
     weights = _weights(layout, reduced, call.rank, is_mean=is_mean)
     cells = _local_cells(terms, output, call.rank)

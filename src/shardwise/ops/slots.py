@@ -55,8 +55,7 @@ def decide_fold(
     layout = operand.layout.bar
     terms = terms_of(layout, reduced, call.rank)
     if terms.is_whole and not fold.is_own:
-        phantom_of_fold = _phantom_of_fold(fold, layout.ndim)
-        return decide_whole(call, terms, layout, pack, phantom_of_fold)
+        return decide_whole(call, terms, layout, _phantom_of_fold(fold, layout.ndim), pack=pack)
     return decide_slots(call, terms, layout, fold, pack=pack)
 
 

@@ -94,7 +94,7 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
         size, dims = (x.shape[dim], (dim,)) if x.shape else (1, ())
         along = Reduced(x.shape, dims, keepdim=True, width=size)
         terms = terms_of(layout, along, call.rank)
-        return decide_whole(call, terms, layout, phantom=phantom_of_one(call))
+        return decide_whole(call, terms, layout, phantom_of_one(call))
     terms = terms_of(layout, Reduced(x.shape, (dim,), keepdim=True), call.rank)
     return decide_with_statistics(
         call, terms, layout, _finish(dim, given.get("dtype"), is_log=is_log)
