@@ -158,7 +158,7 @@ def _made(
         return [[found[k][number] for k in order] for number, order in enumerate(orders)]
 
     # A number is of use to everybody, and as cheap to bring everywhere as to anybody.
-    everywhere = Layout((), [Box.whole(())] * len(call.ranks), call.ranks)
+    everywhere = Layout.replicated((), call.ranks)
     finish = [everywhere if layout.shape == () else layout for layout in layouts]
     return Decision(
         needs,
@@ -303,7 +303,7 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
     What stands in place of the factors has their shapes, so that the function gives what it should.
     """
     everywhere = {
-        shape: Layout(shape, [Box.whole(shape)] * len(call.ranks), call.ranks)
+        shape: Layout.replicated(shape, call.ranks)
         for shape in (*form.shapes, *[operand.shape for operand in call.operands])
     }
     places = {factor.place for factor in form.factors}

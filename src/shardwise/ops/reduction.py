@@ -26,17 +26,13 @@ if TYPE_CHECKING:
     from shardwise.ops.rule import Call
     from shardwise.ops.terms import Reduced, Share, Terms
 
-__all__ = ["decide_terms", "decide_whole", "everywhere", "replicated"]
+__all__ = ["decide_terms", "decide_whole", "everywhere"]
 
 _COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
 }
-
-
-def replicated(shape: tuple[int, ...], ranks: Sequence[int]) -> Layout:
-    return Layout(shape, [Box.whole(shape)] * len(ranks), ranks)
 
 
 def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> Decision:
@@ -49,8 +45,8 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
         return [[result] for result in listed_results(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
-        tuple(Need(replicated(operand.shape, call.ranks)) for operand in call.operands),
-        tuple(replicated(tuple(result.shape), call.ranks) for result in results),
+        tuple(Need(Layout.replicated(operand.shape, call.ranks)) for operand in call.operands),
+        tuple(Layout.replicated(tuple(result.shape), call.ranks) for result in results),
         kernel,
         pack=pack,
     )
@@ -93,7 +89,11 @@ def decide_whole(
         return [list(column) for column in zip(*rows, strict=True)]
 
     outputs = (layout,) * len(outlines(call))
-    wanted = (replicated(layout.shape, call.ranks),) * len(outputs) if reduced.is_full else outputs
+    wanted = (
+        (Layout.replicated(layout.shape, call.ranks),) * len(outputs)
+        if reduced.is_full
+        else outputs
+    )
     return Decision(
         (Need(need),),
         outputs,
@@ -169,7 +169,7 @@ def decide_terms(
 
     wanted = output if stays_pending else output.bar
     if reduced.is_full:
-        wanted = replicated(output.shape, call.ranks)
+        wanted = Layout.replicated(output.shape, call.ranks)
     return Decision(
         (Need(layout),), (output,), kernel, finish=_finish((output,), (wanted,)), phantom=phantom
     )

@@ -14,7 +14,7 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import outlines
 from shardwise.ops.phantoms import as_tie, unit_of
-from shardwise.ops.reduction import decide_whole, everywhere, replicated
+from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
 from shardwise.ops.terms import terms_of
 
@@ -219,7 +219,7 @@ def _together(terms: Terms, width: int, everybody: Sequence[int] | None) -> Layo
 
 def _result_layout(terms: Terms, everybody: Sequence[int] | None) -> Layout:
     if everybody is not None:
-        return replicated(terms.reduced.result_shape(), everybody)
+        return Layout.replicated(terms.reduced.result_shape(), everybody)
     return Layout(
         terms.reduced.result_shape(),
         [terms.reduced.result_box(cell) for cell, ranks in terms.holders.items() for _ in ranks],

@@ -90,12 +90,10 @@ def _embedding_bag(
         (rows,), _ = _rows_for_bags(ids, settled(table, func), found, options)
         return _pooled(found[0], ids.pieces[0], rows, offsets, weights, bags, options)
     state = ids.state
-    where = Layout(
-        (0,) if offsets is None else tuple(offsets.shape),
-        [Box.whole((0,) if offsets is None else tuple(offsets.shape))] * len(state.layout.ranks),
-        state.layout.ranks,
-    )
-    at = None if offsets is None else reshard_state(as_state(offsets, state), where)
+    at = None
+    if offsets is not None:
+        where = Layout.replicated(tuple(offsets.shape), state.layout.ranks)
+        at = reshard_state(as_state(offsets, state), where)
     share = None if weights is None else reshard_state(as_state(weights, state), state.layout)
     if _is_local(state.layout, table.layout) and not options.scale_grad_by_freq:
         return pool(
@@ -217,6 +215,6 @@ def _pooled(
 def _layout_of_bags(ids: Layout, offsets: Any, bags: _Bags, width: int) -> Layout:
     if offsets is not None:
         shape = (offsets.shape[0] - bool(bags.include_last_offset), width)
-        return Layout(shape, [Box.whole(shape)] * len(ids.ranks), ids.ranks)
+        return Layout.replicated(shape, ids.ranks)
     boxes = [Box((box.start[0], 0), (box.stop[0], width)) for box in ids.boxes]
     return Layout((ids.shape[0], width), boxes, ids.owners)
