@@ -191,8 +191,8 @@ def _covering(shape: tuple[int, ...], parts: Sequence[tuple[Box, frozenset[int]]
     for box, ranks in parts:
         for piece in pieces[box]:
             users[piece] |= ranks
-    entries = [(box, rank) for box, ranks in users.items() for rank in sorted(ranks)]
-    return Layout(shape, [box for box, _ in entries], [rank for _, rank in entries])
+    entries = [Entry(box, rank) for box, ranks in users.items() for rank in sorted(ranks)]
+    return Layout.of(shape, entries)
 
 
 # -- who computes what -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from shardwise.geometry import Box, Layout, common_pieces, even_cuts
+from shardwise.geometry import Box, Entry, Layout, common_pieces, even_cuts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,23 +58,23 @@ def _whole_along(factor: Factor, layout: Layout, dims: Sequence[int], *, is_shar
     for box, rank, _ in layout:
         for piece in pieces.get(widened.get(box, box), ()):
             holders[piece].add(rank)
-    entries = []
+    entries: list[Entry] = []
     for piece, ranks in holders.items():
         shared = _shared(factor, piece, sorted(ranks), dims) if is_shared else None
-        entries += shared or [(piece, rank) for rank in sorted(ranks)]
-    return Layout(layout.shape, [box for box, _ in entries], [rank for _, rank in entries])
+        entries += shared or [Entry(piece, rank) for rank in sorted(ranks)]
+    return Layout.of(layout.shape, entries)
 
 
 def _shared(
     factor: Factor, piece: Box, ranks: Sequence[int], dims: Sequence[int]
-) -> list[tuple[Box, int]] | None:
+) -> list[Entry] | None:
     """The piece cut along the first dim that has enough for all, but for `dims`."""
     for dim, size in enumerate(piece.shape):
         step = factor.scale(dim).indices  # what belongs together stays so: the channels of a group
         if dim not in dims and size // step >= len(ranks):
             cuts = (even_cuts(size // step, len(ranks)) * step + piece.start[dim]).tolist()
             return [
-                (piece.with_range(dim, low, high), rank)
+                Entry(piece.with_range(dim, low, high), rank)
                 for rank, (low, high) in zip(ranks, itertools.pairwise(cuts), strict=True)
                 if low < high
             ]

@@ -160,10 +160,10 @@ def _with_whole_bags(ids: State, func: Any) -> State:
 @lru_cache(maxsize=256)
 def _without_empty(layout: Layout) -> Layout:
     """The layout less boxes without elements, in which bags that are elsewhere would be empty."""
-    full = [(box, owner) for box, owner, _ in layout if box.volume]
+    full = [entry for entry in layout if entry.box.volume]
     if layout.pending is not None or not full or len(full) == len(layout):
         return layout
-    return Layout(layout.shape, [box for box, _ in full], [owner for _, owner in full])
+    return Layout.of(layout.shape, full)
 
 
 def _is_local(ids: Layout, weight: Layout) -> bool:
