@@ -69,6 +69,12 @@ class Box:
         return cls((0,) * len(sizes), sizes)
 
     @classmethod
+    def of(cls, ranges: Iterable[Sequence[int]]) -> Box:
+        """Box of a range (start, stop) for each dim."""
+        listed = list(ranges)
+        return cls(tuple(low for low, _ in listed), tuple(high for _, high in listed))
+
+    @classmethod
     def _trusted(cls, start: tuple[int, ...], stop: tuple[int, ...]) -> Box:
         """Box of ends that are known to be right: checking takes most of a box's time."""
         box = object.__new__(cls)

@@ -194,9 +194,7 @@ def _cells(parts: set[Box], shape: tuple[int, ...]) -> dict[Box, list[Box]]:
             [(a, b) for a, b in pairwise(along) if low <= a and b <= high]
             for along, low, high in zip(cuts, part.start, part.stop, strict=True)
         ]
-        found[part] = [
-            Box(tuple(a for a, _ in step), tuple(b for _, b in step)) for step in product(*steps)
-        ]
+        found[part] = [Box.of(step) for step in product(*steps)]
     return found
 
 
