@@ -16,18 +16,17 @@ import torch
 
 from shardwise.geometry import Box, Layout
 from shardwise.ops.phantoms import unit_of
-from shardwise.ops.pointwise import needed_parts
 from shardwise.ops.rule import Decision, Need, Operand, Then
 from shardwise.ops.slots import Fold, slots_of
 from shardwise.ops.terms import kept_box
-from shardwise.ops.work import Use, need_of
+from shardwise.ops.work import Use, need_of, needed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.ops.pointwise import Spot
     from shardwise.ops.rule import Call
     from shardwise.ops.terms import Terms
+    from shardwise.ops.work import Spot
 
 __all__ = [
     "Beside",
