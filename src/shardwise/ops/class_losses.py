@@ -24,9 +24,9 @@ from shardwise.ops.own_functions import own_function
 from shardwise.ops.phantoms import unit_of
 from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
-from shardwise.ops.slots import Fold, Prepared, decide_slots
+from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
 from shardwise.ops.softmax import softmax_of_piece, softmax_times
-from shardwise.ops.statistics import beside, decide_pieces, wide
+from shardwise.ops.statistics import beside, decide_pieces
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _prepared(
     parts = [one.parts(held) for one, held in zip(besides, pieces[1:], strict=True)]
     found = []
     for box, piece, *aside in zip(boxes, pieces[0], *parts, strict=True):
-        dtype = wide(piece.dtype)
+        dtype = wide_dtype(piece.dtype)
         if box.volume:
             found.append(_known_of(piece.to(dtype), box, rows, *aside))
         else:
@@ -222,7 +222,7 @@ def _known_of_ones(ones: torch.Tensor, rows: _Rows) -> torch.Tensor:
     box = Box.whole(tuple(ones.shape))
     target = torch.zeros(ones.shape, dtype=torch.int64, device=ones.device)
     weight = ones.detach() if rows.has_weight else None
-    return _known_of(ones.to(wide(ones.dtype)), box, rows, target, weight)
+    return _known_of(ones.to(wide_dtype(ones.dtype)), box, rows, target, weight)
 
 
 def _known_of(

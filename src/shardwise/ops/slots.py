@@ -25,9 +25,24 @@ if TYPE_CHECKING:
     from shardwise.ops.rule import Call
     from shardwise.ops.terms import Reduced, Share, Terms
 
-__all__ = ["Fold", "Prepared", "Slots", "Tensors", "decide_fold", "decide_slots", "slots_of"]
+__all__ = [
+    "Fold",
+    "Prepared",
+    "Slots",
+    "Tensors",
+    "decide_fold",
+    "decide_slots",
+    "slots_of",
+    "wide_dtype",
+]
 
 Tensors = tuple["torch.Tensor", ...]
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which partials of numbers of `dtype` lose nothing that matters."""
+    return torch.float32 if dtype in _HALVES else dtype
 
 
 class Fold(NamedTuple):

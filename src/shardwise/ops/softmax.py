@@ -20,7 +20,8 @@ from shardwise.ops.outlines import outlines
 from shardwise.ops.phantoms import phantom_of_one
 from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Rule, composite, register
-from shardwise.ops.statistics import Finish, decide_with_statistics, wide
+from shardwise.ops.slots import wide_dtype
+from shardwise.ops.statistics import Finish, decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
 
 def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
     def statistics_dtype(given: torch.dtype) -> torch.dtype:
-        return wide(given if dtype is None else dtype)
+        return wide_dtype(given if dtype is None else dtype)
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
         total: torch.Tensor = _LogSumExp.apply(piece, dim)  # type: ignore[no-untyped-call]

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from shardwise.geometry import Box, Layout
 from shardwise.ops.phantoms import unit_of
 from shardwise.ops.rule import Decision, Need, Operand, Then
-from shardwise.ops.slots import Fold, slots_of
+from shardwise.ops.slots import Fold, slots_of, wide_dtype
 from shardwise.ops.terms import kept_box
 from shardwise.ops.work import Use, need_of, needed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from shardwise.ops.rule import Call
     from shardwise.ops.terms import Terms
@@ -36,15 +36,7 @@ __all__ = [
     "decide_pieces",
     "decide_with_statistics",
     "needed_slots",
-    "wide",
 ]
-
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which statistics of numbers of `dtype` lose nothing that matters."""
-    return torch.float32 if dtype in _HALVES else dtype
 
 
 # -- operands beside the tensor --------------------------------------------------------------------
@@ -130,7 +122,7 @@ class Finish(NamedTuple):
     end: Callable[..., torch.Tensor]  # a piece, the statistics, its box, what is beside it
     # The function on ones, perhaps with ones beside it, which tells its dtype.
     unit: Callable[..., torch.Tensor]
-    dtype: Callable[[torch.dtype], torch.dtype] = wide  # of the statistics, from the tensor's
+    dtype: Callable[[torch.dtype], torch.dtype] = wide_dtype  # of the statistics, from the tensor's
     # The statistics of a cell -> more results, reduced dims kept, without gradients.
     more: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     num_more: int = 0
