@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Beside",
     "Finish",
-    "Slots",
+    "NeededSlots",
     "beside",
     "decide_pieces",
     "decide_with_statistics",
@@ -75,7 +75,7 @@ def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -
 # -- slots where pieces need them ------------------------------------------------------------------
 
 
-class Slots(NamedTuple):
+class NeededSlots(NamedTuple):
     """All slots of the cells that local pieces have shares of, where the pieces use them."""
 
     need: Need
@@ -83,7 +83,7 @@ class Slots(NamedTuple):
     places: tuple[tuple[tuple[Box, int, int], ...], ...]
 
 
-def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> Slots:
+def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> NeededSlots:
     """The slots, a tensor of `shape`, on ranks that have shares; each piece is a use of them."""
     count, width = shape[:2]
 
@@ -103,7 +103,7 @@ def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int
         for share in shares:
             number = place[whole(cell), boxes[share.piece]]
             found[share.piece].append((cell, number, term))
-    return Slots(need, tuple(map(tuple, found)))
+    return NeededSlots(need, tuple(map(tuple, found)))
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class _Known:
 
 
 def _more(
-    finish: Finish, terms: Terms, boxes: Sequence[Box], slots: Slots, known: _Known
+    finish: Finish, terms: Terms, boxes: Sequence[Box], slots: NeededSlots, known: _Known
 ) -> list[list[torch.Tensor]]:
     """The further results, one per local cell."""
     if finish.more is None:
