@@ -21,7 +21,6 @@ from shardwise.sharded_tensor.embedding_ids import (
     is_plain,
     meet,
     operands_of,
-    settled,
     with_columns,
     wrapped,
 )
@@ -31,6 +30,7 @@ from shardwise.sharded_tensor.embedding_options import (
     frequencies,
     keep_norms,
 )
+from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.tensor import wrap
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _embedding(input: Any, weight: Any, options: Options) -> Any:
         layout = with_dims(ids.state.layout, 1)
         return scale_gradient(result, wrap(_with_pieces(ids.state, factors, layout)))
     assert found is not None
-    fetched, tie = fetched_rows(ids, settled(table, F.embedding), found, F.embedding)
+    fetched, tie = fetched_rows(ids, settle(F.embedding, table), found, F.embedding)
     results = [_rows_at(one.places, rows) for one, rows in zip(found, fetched, strict=True)]
     if factors is not None:
         results = [scale_gradient(r, f) for r, f in zip(results, factors, strict=True)]

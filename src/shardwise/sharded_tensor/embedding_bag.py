@@ -24,7 +24,6 @@ from shardwise.sharded_tensor.embedding_ids import (
     is_plain,
     meet,
     operands_of,
-    settled,
     shared_ids,
     wrapped,
 )
@@ -34,7 +33,7 @@ from shardwise.sharded_tensor.embedding_options import (
     frequencies,
     keep_norms,
 )
-from shardwise.sharded_tensor.implicit import announce_move
+from shardwise.sharded_tensor.implicit import announce_move, settle
 from shardwise.sharded_tensor.resharding import replicated_layout, reshard_state
 from shardwise.sharded_tensor.tensor import wrap
 
@@ -87,7 +86,7 @@ def _embedding_bag(
     found = ids.distinct()
     keep_norms(weight, table, ids, found, options, func)
     if ids.state is None:
-        (rows,), _ = _rows_for_bags(ids, settled(table, func), found, options)
+        (rows,), _ = _rows_for_bags(ids, settle(func, table), found, options)
         return _pooled(found[0], ids.pieces[0], rows, offsets, weights, bags, options)
     state = ids.state
     at = None
@@ -105,7 +104,7 @@ def _embedding_bag(
             bags.include_last_offset,
             options.padding_idx,
         )
-    fetched, tie = _rows_for_bags(ids, settled(table, func), found, options)
+    fetched, tie = _rows_for_bags(ids, settle(func, table), found, options)
     results = [
         _pooled(
             one,

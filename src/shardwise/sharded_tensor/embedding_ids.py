@@ -19,9 +19,9 @@ import torch
 from shardwise.comm.fetching import ask, fetch
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Box, Layout
-from shardwise.sharded_tensor.implicit import announce_move
+from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.plain_inputs import are_rows, check_plain
-from shardwise.sharded_tensor.resharding import check_one_group, replicated_layout, reshard_state
+from shardwise.sharded_tensor.resharding import check_one_group, replicated_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ __all__ = [
     "is_plain",
     "meet",
     "operands_of",
-    "settled",
     "shared_ids",
     "with_columns",
     "wrapped",
@@ -101,7 +100,7 @@ def operands_of(func: Any, input: Any, weight: Any, with_ids: Sequence[Any]) -> 
     plain = [one for one in with_ids if one is not None and is_plain(one)]
     if plain:
         check_plain(func, [states[0], *plain])
-    return table, shared_ids(settled(as_state(input, states[0]), func))
+    return table, shared_ids(settle(func, as_state(input, states[0])))
 
 
 def _own_ids(ids: torch.Tensor, members: Communicator) -> Ids:
@@ -136,14 +135,6 @@ def meet(ids: Layout, weight: Layout) -> bool:
     """Whether for every two boxes some rank has both."""
     sets = [[set(ranks) for ranks in _asks_of(layout.bar)[1]] for layout in (ids, weight)]
     return all(a & b for a, b in product(*sets))
-
-
-def settled(state: State, func: Any) -> State:
-    """The tensor with nothing pending."""
-    if state.layout.pending is None:
-        return state
-    announce_move(func, state, state.layout.bar)
-    return reshard_state(state, state.layout.bar)
 
 
 def as_state(tensor: torch.Tensor, like: State) -> State:
