@@ -76,7 +76,8 @@ class State:
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
     beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
-    is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
+    # Whether `is_freed`, `view_of` or `is_from_rows` is set, so that ops need to ask once.
+    is_special: bool = False
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
 
