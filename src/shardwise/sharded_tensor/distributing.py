@@ -127,7 +127,9 @@ def from_callback(
     )
 
 
-def as_replicated(x: torch.Tensor, *, process_group: ProcessGroup | None = None) -> ShardedTensor:
+def as_replicated(
+    x: torch.Tensor, *, process_group: ProcessGroup | Communicator | None = None
+) -> ShardedTensor:
     """A plain tensor that every rank of the group has, as a replicated one. Copies nothing.
 
     Gradients flow back to `x`, and are equal on all ranks. Nothing is sent; under
