@@ -330,6 +330,13 @@ def _wrong(rank: int) -> None:
         r"meta device\. Pass src_rank=1"
     )
     _refused(ValueError, without, by(plan), lambda m: m[0].to("meta") if rank == 0 else None)
+    with shardwise.set_check("debug"):
+
+        def shifted(model: Any) -> None:
+            with torch.no_grad():
+                model[2].bias.add_(rank)
+
+        _refused(ValueError, "ranks differ in data of '2.bias'", by(plan), shifted)
     # Wrong on one rank alone.
     names = ShardingPlan({"0.weight": rows, f"{2 * rank}.bias": rows})
     _refused(AgreementError, "ranks differ in tensors", by(names))
