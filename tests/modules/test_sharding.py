@@ -21,7 +21,9 @@ import shardwise
 from shardwise import Sharder, ShardingPlan
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, RankFailure
+from shardwise.modules import sharding
 from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor.scattering import scatter
 from shardwise.testing.local_run import run_local
 from shardwise.testing.memory import peak_tensor_bytes
 from shardwise.testing.strategies import specs
@@ -164,22 +166,36 @@ def test_ranks_agree_once_and_all_tensors_go_in_one_exchange() -> None:
     assert [name for name, _ in events] == ["compare arguments"]
 
 
-def _peaks(rank: int) -> list[int]:
-    """At most the own part, the cap, and (on the source) nothing that has gone already."""
-    found = []
-    for max_bytes in (1 << 16, None):
-        layers = [nn.Linear(256, 256, bias=False) for _ in range(8)]
-        model = nn.Sequential(*layers) if rank == 0 else nn.Sequential(*layers).to("meta")
-        plan = ShardingPlan({"*": "chunk(0)"})
-        run = functools.partial(shardwise.shard_module, model, plan, max_bytes=max_bytes)
-        found.append(peak_tensor_bytes(run))
-    return found
+def _peak(rank: int) -> int:
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(8)]
+    model = nn.Sequential(*layers) if rank == 0 else nn.Sequential(*layers).to("meta")
+    plan = ShardingPlan({"*": "chunk(0)"})
+    return peak_tensor_bytes(lambda: shardwise.shard_module(model, plan, max_bytes=1 << 16))
 
 
 def test_memory_is_the_own_part_and_the_cap() -> None:
     share = 8 * 256 * 256 * 4 // 2
-    capped, _ = zip(*run_local(_peaks, 2), strict=True)
-    assert max(capped) <= share + (1 << 16)
+    assert max(run_local(_peak, 2)) <= share + (1 << 16)
+
+
+def test_what_has_gone_is_given_up_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "_LEAST_STEP", 1)
+    alive: list[int] = []  # of the full tensors of rank 0, at each step
+
+    def run(rank: int) -> None:
+        model: Any = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(4)])
+        storages = [weakref.ref(layer.weight.untyped_storage()) for layer in model]
+
+        def noted(*args: Any, **options: Any) -> Any:
+            if rank == 0:
+                alive.append(sum(storage() is not None for storage in storages))
+            return scatter(*args, **options)
+
+        monkeypatch.setattr(sharding, "scatter", noted)
+        shardwise.shard_module(model, ShardingPlan({"*": "chunk(0)"}))
+
+    simulate(run, 1)
+    assert alive == [4, 3, 2, 1]
 
 
 def _parameters_stay(rank: int) -> None:
