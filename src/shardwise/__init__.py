@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
+    from shardwise.sharders import from_tp_plan
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -61,6 +62,7 @@ __all__ = [
     "distribute",
     "flat",
     "from_callback",
+    "from_tp_plan",
     "fused",
     "get_rng_state",
     "grid",
@@ -106,6 +108,7 @@ _HOMES = {
     "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
+    "shardwise.sharders": ["from_tp_plan"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",
@@ -127,6 +130,8 @@ _PACKAGES = {
     "geometry",
     "ops",
     "sharded_tensor",
+    "sharders",
+    "sharding_plan",
     "sharding_spec",
     "testing",
     "transfer",

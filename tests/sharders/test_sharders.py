@@ -67,16 +67,20 @@ def _bring_to(spec: Any) -> Callable[..., Any]:
 
 
 def check(
-    model: nn.Module, entries: Mapping[str, Sharder], world_size: int, *given: torch.Tensor
+    model: nn.Module,
+    entries: Mapping[str, Sharder] | ShardingPlan,
+    world_size: int,
+    *given: torch.Tensor,
 ) -> None:
     """Values and gradients of all parameters, without implicit communication."""
+    plan = entries if isinstance(entries, ShardingPlan) else ShardingPlan(entries)
     first, model = copy.deepcopy(model).double(), copy.deepcopy(model).double()
     expected = _first(model(*given))
     expected.square().sum().backward()
 
     def on_rank(rank: int) -> None:
         sharded = copy.deepcopy(first)
-        shard_by(sharded, ShardingPlan(entries), range(world_size))
+        shard_by(sharded, plan, range(world_size))
         with shardwise.implicit_comm("error"), shardwise.plain_inputs("replicated"):
             found = _first(sharded(*given))
             assert isinstance(found, shardwise.ShardedTensor)

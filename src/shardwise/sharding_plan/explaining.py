@@ -95,7 +95,7 @@ class PlanTable:
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
     def __rich__(self) -> RenderableType:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("parameter", overflow="fold")
         table.add_column("shape", no_wrap=True)
         table.add_column("spec", overflow="fold")
@@ -109,7 +109,8 @@ class PlanTable:
         lines = [f"{word:6}{_in_words(held)}" for word, held in self._held()]
         if self.sharders:
             lines.append(f"as now: what Sharders decide about, {', '.join(self.sharders)}")
-        return Group(Text(f"{self.model}, {plural(len(self.rows), 'tensor')}"), table, *lines)
+        head = f"{self.model}, {plural(len(self.rows), 'tensor')}"
+        return Group(Text(head), Text(), table, Text(), *map(Text, lines))
 
     def _held(self) -> list[tuple[str, dict[int, int]]]:
         return [("now", self.bytes_now), ("after", self.bytes_after)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -154,7 +155,8 @@ def _sharder(text: str) -> Sharder | None:
     kinds = _sharder_kinds()
     name = text.split("(")[0].strip()
     if name not in kinds:
-        if near := difflib.get_close_matches(name, kinds, n=1, cutoff=0.8):
+        near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.6)
+        if near and name[:1].isupper():  # as no spec is
             raise ShardingPlanError(f"no Sharder is called {name!r}", fix=f"Nearest: {near[0]!r}.")
         return None
     call = parse_call(text, fix=f"E.g. {name}().")
@@ -176,7 +178,7 @@ def write_plain(plain: dict[str, Any], path: str | PathLike[str]) -> None:
     text = (
         json.dumps(plain, indent=2) + "\n"
         if _is_json(file)
-        else yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+        else yaml.dump(plain, Dumper=_dumper(), sort_keys=False, width=sys.maxsize)
     )
     file.write_text(text, encoding="utf-8")
 
@@ -212,6 +214,17 @@ def _once_each(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
             raise ShardingPlanError(f"{key!r} stands twice in the file", fix="Remove one of them.")
         found[key] = value
     return found
+
+
+def _dumper() -> Any:
+    """PyYAML's safe dumper, which writes every key in one line with its value, "" too."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def check_simple_key(self) -> bool:
+            return bool(super().check_simple_key()) or isinstance(self.event, yaml.ScalarEvent)
+
+    return Dumper
 
 
 def _loader() -> Any:
