@@ -1,7 +1,7 @@
-"""Sharded tensors in place of the plain parameters and buffers of a module.
+"""Other tensors in place of the plain parameters and buffers of a module.
 
 [Note: the same Parameter] A parameter stays the same object, so that an optimizer that was made
-before, or a list that holds it, has the sharded one. torch can swap what two objects are unless
+before, or a list that holds it, has the new tensor. torch can swap what two objects are unless
 something refers to the plain one weakly or a graph that is alive needs it; then a new Parameter
 takes its place in the module, as the seed has it.
 """
@@ -18,8 +18,6 @@ from shardwise._torch_compat import can_swap, gradient_hooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.sharded_tensor.tensor import ShardedTensor
-
 __all__ = ["Owner", "owners_of", "put_in_place"]
 
 Owner = tuple[nn.Module, str]  # a module, and its own name for a tensor
@@ -31,10 +29,11 @@ def owners_of(module: nn.Module, names: Sequence[str]) -> list[Owner]:
     return [(module.get_submodule(path), name) for path, _, name in split]
 
 
-def put_in_place(old: torch.Tensor, made: ShardedTensor, owners: Sequence[Owner]) -> None:
-    """Makes `made` what `old` was, under all its names, with its attributes and hooks.
+def put_in_place(old: torch.Tensor, made: torch.Tensor, owners: Sequence[Owner]) -> None:
+    """Makes `made` what the plain tensor `old` was, under all its names.
 
-    The gradient that `old` may have is left behind. [Note: the same Parameter]
+    It gets the attributes and hooks of `old`; a gradient is left behind.
+    [Note: the same Parameter]
     """
     hooks = gradient_hooks(old)
     new: Any = _swapped(old, made) if isinstance(old, nn.Parameter) else made
@@ -51,8 +50,8 @@ def put_in_place(old: torch.Tensor, made: ShardedTensor, owners: Sequence[Owner]
         new.register_post_accumulate_grad_hook(hook)
 
 
-def _swapped(old: nn.Parameter, made: ShardedTensor) -> nn.Parameter:
-    """The old Parameter, being the sharded one; or a new one. [Note: the same Parameter]"""
+def _swapped(old: nn.Parameter, made: torch.Tensor) -> nn.Parameter:
+    """The old Parameter, with the new tensor; or a new one. [Note: the same Parameter]"""
     new = nn.Parameter(made, requires_grad=old.requires_grad)
     if not can_swap(old):
         return new
