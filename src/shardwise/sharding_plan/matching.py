@@ -278,7 +278,9 @@ class _Reader:
         if strange := sorted(set(found) - set(self.ranks)):
             self._add(
                 ShardingPlanError(
-                    what, expected=f"ranks of the group {list(self.ranks)}", got=strange
+                    f"{what}: Global rank {strange[0]} does not exist in input process group",
+                    expected=f"ranks of {list(self.ranks)}",
+                    got=strange,
                 )
             )
 
