@@ -159,7 +159,7 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
      {"return_local_tensor": ["fc11"]}),
     (ValueError, r"'fc1.bias' of shape \(4,\), by 'fc1.bias' of plan: .*Invalid sharding dim",
      {"plan": {"fc1.bias": COLUMNS}}),
-    (ValueError, r"'mask' of shape \(4, 4\).*: Global rank 5 does not exist.* of \[0, 1\], got \[5\]",
+    (ValueError, r"'mask' of shape \(4, 4\).*Global rank 5 does not exist.* of \[0, 1\], got \[5\]",
      {"plan": {"mask": "on_rank(5)"}}),
     (ValueError, "'mask' of plan: spec: expected one of .*chunk.*, got chnuk",
      {"plan": {"mask": "chnuk(0)"}}),
