@@ -174,6 +174,9 @@ SEED = {
         "shard_module",
         "shard_parameter",
     ],
+    "sharder": ["Sharder"],
+    "sharding_plan": ["ShardingPlan", "ShardingPlanner"],
+    "sharding_plan.api": ["ShardingPlan", "ShardingPlanner"],
     "sharded_tensor": [
         "ShardedTensorMetadata",
         "TensorProperties",
