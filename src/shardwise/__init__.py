@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from shardwise.comm.tracing import trace
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
+    from shardwise.modules.full_state import full_state_dict
+    from shardwise.modules.loading import load_full_state_dict
+    from shardwise.modules.resharding import reshard_module
     from shardwise.sharded_tensor import (
         ShardedTensor,
         as_local_rows,
@@ -61,11 +64,13 @@ __all__ = [
     "distribute",
     "flat",
     "from_callback",
+    "full_state_dict",
     "fused",
     "get_rng_state",
     "grid",
     "implicit_comm",
     "init_single",
+    "load_full_state_dict",
     "load_with_process_group",
     "local_map",
     "manual_seed",
@@ -80,6 +85,7 @@ __all__ = [
     "replicate",
     "reshard",
     "reshard_all",
+    "reshard_module",
     "run_local",
     "set_check",
     "set_rng_state",
@@ -93,6 +99,9 @@ _HOMES = {
     "shardwise.comm.tracing": ["trace"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.modules.full_state": ["full_state_dict"],
+    "shardwise.modules.loading": ["load_full_state_dict"],
+    "shardwise.modules.resharding": ["reshard_module"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
         "as_local_rows",
@@ -126,6 +135,7 @@ _PACKAGES = {
     "errors",
     "geometry",
     "ops",
+    "sharded_optim",
     "sharded_tensor",
     "sharding_spec",
     "testing",
