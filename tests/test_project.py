@@ -166,6 +166,8 @@ SEED = {
         "validate_non_overlapping_shards_metadata",
     ],
     "api": ["_get_current_process_group", "_shard_tensor", "load_with_process_group"],
+    "sharded_optim": ["ShardedOptimizer", "named_params_with_sharded_tensor"],
+    "sharded_optim.api": ["ShardedOptimizer"],
     "sharded_tensor": [
         "ShardedTensorMetadata",
         "TensorProperties",
