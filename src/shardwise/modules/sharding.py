@@ -17,8 +17,8 @@ from shardwise.errors import (
     ArgumentTypeError,
     ArgumentValueError,
 )
-from shardwise.modules.inputs import add_input_hook, parse_meaning
-from shardwise.modules.outputs import LocalOutput, ReshardedOutput
+from shardwise.modules.inputs import parse_meaning
+from shardwise.modules.plan_hooks import add_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.progress import progress_bar
@@ -115,12 +115,13 @@ def shard_module(
     without_data = _agree(call, prepared.items, prepared.compared, problem)
     _run_sharders(module, prepared, members)
     _shard(call, prepared.items, without_data)
-    for path, spec in prepared.outputs:
-        module.get_submodule(path).register_forward_hook(ReshardedOutput(_named(path), spec))
-    for path in prepared.locals:
-        module.get_submodule(path).register_forward_hook(LocalOutput(_named(path)))
-    for path, meaning in prepared.inputs:
-        add_input_hook(module.get_submodule(path), _named(path), meaning, members)
+    add_plan_hooks(
+        module,
+        outputs=prepared.outputs,
+        locals=prepared.locals,
+        inputs=prepared.inputs,
+        members=members,
+    )
     return module
 
 
@@ -156,11 +157,6 @@ class _Prepared(NamedTuple):
     locals: Sequence[str]
     inputs: Sequence[tuple[str, Meaning]]
     compared: Mapping[str, object]
-
-
-def _named(path: str) -> str:
-    """A module's name in messages."""
-    return path or "(the whole module)"
 
 
 def _own_tensor(module: nn.Module, name: str, rank: int) -> torch.Tensor:
