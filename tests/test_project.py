@@ -165,7 +165,15 @@ SEED = {
         "get_split_size",
         "validate_non_overlapping_shards_metadata",
     ],
-    "api": ["_get_current_process_group", "_shard_tensor", "load_with_process_group"],
+    "api": [
+        "_collect_local_shard",
+        "_get_current_process_group",
+        "_reshard_output",
+        "_shard_tensor",
+        "load_with_process_group",
+        "shard_module",
+        "shard_parameter",
+    ],
     "sharded_tensor": [
         "ShardedTensorMetadata",
         "TensorProperties",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from shardwise.comm.tracing import trace
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
+    from shardwise.modules.data_parallel import ddp_ignore
+    from shardwise.modules.materializing import materialize
+    from shardwise.modules.sharding import shard_module, shard_parameter
     from shardwise.sharded_tensor import (
         ShardedTensor,
         as_local_rows,
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
+    from shardwise.sharder import Sharder
+    from shardwise.sharding_plan import ShardingPlan
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -50,6 +55,8 @@ __all__ = [
     "Box",
     "Layout",
     "ShardedTensor",
+    "Sharder",
+    "ShardingPlan",
     "ShardwiseError",
     "TransferPlan",
     "_shard_tensor",
@@ -58,6 +65,7 @@ __all__ = [
     "as_replicated",
     "block_cyclic",
     "chunk",
+    "ddp_ignore",
     "distribute",
     "flat",
     "from_callback",
@@ -69,6 +77,7 @@ __all__ = [
     "load_with_process_group",
     "local_map",
     "manual_seed",
+    "materialize",
     "on_rank",
     "parse_spec",
     "partial",
@@ -83,6 +92,8 @@ __all__ = [
     "run_local",
     "set_check",
     "set_rng_state",
+    "shard_module",
+    "shard_parameter",
     "trace",
 ]
 
@@ -93,6 +104,9 @@ _HOMES = {
     "shardwise.comm.tracing": ["trace"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.modules.data_parallel": ["ddp_ignore"],
+    "shardwise.modules.materializing": ["materialize"],
+    "shardwise.modules.sharding": ["shard_module", "shard_parameter"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
         "as_local_rows",
@@ -106,6 +120,8 @@ _HOMES = {
     "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
+    "shardwise.sharder": ["Sharder"],
+    "shardwise.sharding_plan": ["ShardingPlan"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",

@@ -46,7 +46,9 @@ __all__ = [
     "forget_rpc_groups",
     "forward_ad",
     "functorch_stack",
+    "gradient_hooks",
     "group_store",
+    "ignore_in_ddp",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
@@ -161,6 +163,25 @@ def unbind_copy(stack: torch.Tensor) -> Sequence[torch.Tensor]:
     copies: Any = torch.unbind_copy  # torch's own annotation says that it returns None
     found: Sequence[torch.Tensor] = copies(stack)
     return found
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The user's hooks on the gradient of a plain tensor: on the way, and once accumulated."""
+    found = [getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    on_gradient, when_accumulated = (list((hooks or {}).values()) for hooks in found)
+    return on_gradient, when_accumulated
+
+
+def ignore_in_ddp(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Has a DistributedDataParallel of `module` leave these parameters and buffers alone, too."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    private: Any = DistributedDataParallel
+    known = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    # It looks for those of the module itself by "name" in some places and ".name" in others.
+    own = [f".{name}" for name in names if "." not in name]
+    listed = list(dict.fromkeys([*known, *names, *own]))
+    private._set_params_and_buffers_to_ignore_for_model(module, listed)
 
 
 def group_store(group: dist.ProcessGroup) -> Store:

@@ -14,6 +14,7 @@ ShardwiseError
 ├── PlanError            ValueError      layouts between which there is no plan, a cap too small
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
+├── AbsentNameError      AttributeError  a name that a module does not have
 ├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
@@ -22,8 +23,8 @@ ShardwiseError
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
-Each is also the ValueError, TypeError, RuntimeError or IndexError that torch raises in its place,
-so `except` clauses survive the change of prefix.
+Each is also the ValueError, TypeError, RuntimeError, IndexError or AttributeError that torch raises
+in its place, so `except` clauses survive the change of prefix.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "AbsentNameError",
     "AbsentRanksError",
     "AgreementError",
     "ArgumentTypeError",
@@ -141,6 +143,10 @@ class ArgumentTypeError(ShardwiseError, TypeError):
 
 class ArgumentValueError(ShardwiseError, ValueError):
     """An argument out of its range."""
+
+
+class AbsentNameError(ShardwiseError, AttributeError):
+    """A name that a module does not have."""
 
 
 class OutOfRangeError(ShardwiseError, IndexError):

@@ -16,6 +16,7 @@ from shardwise.comm.executor import execute_all
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.resharding import job_for
+from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
 from shardwise.sharded_tensor.to_layout import target_of
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["reshard_all"]
 
 Tensors = TypeVar("Tensors", bound="Sequence[Any] | Mapping[str, Any]")
-_STEPS = 32  # about as many exchanges when sources are freed on the way
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ def reshard_all(
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
     if first is not None:
         members = first._state.comm
-        steps = _steps(_agreed_moves(names, listed, specs, members), free_source=free_source)
+        moves = _agreed_moves(names, listed, specs, members)
+        steps = in_steps(moves) if free_source else deque([moves] if moves else [])
+        del moves
         total = sum(move.nbytes for step in steps for move in step)
         with progress_bar("resharding", total, members, show=progress) as advance:
             while steps:
@@ -175,22 +177,6 @@ def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
             )
         return dict(zip(names, specs, strict=True))
     return dict.fromkeys(names, specs)
-
-
-def _steps(moves: Sequence[_Move], *, free_source: bool) -> deque[list[_Move]]:
-    """Neighbours together, about `_STEPS` times; the same on every rank, as sizes are global."""
-    if not free_source:
-        return deque([list(moves)] if moves else [])
-    limit = max(sum(move.nbytes for move in moves) // _STEPS, 1)
-    steps: deque[list[_Move]] = deque()
-    size = 0
-    for move in moves:
-        if not steps or size + move.nbytes > limit:
-            steps.append([])
-            size = 0
-        steps[-1].append(move)
-        size += move.nbytes
-    return steps
 
 
 def _do(
