@@ -12,6 +12,11 @@ ShardwiseError
 │   ├── PickleError      RuntimeError    metadata that cannot be written or read
 │   └── ShardCountError  RuntimeError    more or fewer local shards than the metadata has
 ├── PlanError            ValueError      layouts between which there is no plan, a cap too small
+├── ShardingPlanError    ValueError      a model's plan that does not fit the model
+│   ├── PlanNameError    AttributeError  an entry that names nothing in the model
+│   ├── PlanTypeError    TypeError       an entry that is no spec and no Sharder
+│   ├── PlanPathError    KeyError        a Sharder for the model itself
+│   └── PlanClashError   RuntimeError    entries inside a submodule that a Sharder shards
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
 ├── AbsentNameError      AttributeError  a name that a module does not have
@@ -51,9 +56,14 @@ __all__ = [
     "OutOfRangeError",
     "PickleError",
     "PlacementError",
+    "PlanClashError",
     "PlanError",
+    "PlanNameError",
+    "PlanPathError",
+    "PlanTypeError",
     "RankFailure",
     "ShardCountError",
+    "ShardingPlanError",
     "ShardwiseError",
     "SpecError",
     "TilingError",
@@ -135,6 +145,28 @@ class ShardCountError(MetadataError, RuntimeError):
 
 class PlanError(ShardwiseError, ValueError):
     """Layouts between which there is no plan, or a memory cap that nothing fits under."""
+
+
+class ShardingPlanError(ShardwiseError, ValueError):
+    """A plan for a model that does not fit it, or a file that holds none."""
+
+
+class PlanNameError(ShardingPlanError, AttributeError):
+    """An entry of a plan that names no tensor or no submodule of the model."""
+
+
+class PlanTypeError(ShardingPlanError, TypeError):
+    """An entry of a plan that is neither a spec nor a Sharder."""
+
+
+class PlanPathError(ShardingPlanError, KeyError):
+    """A Sharder whose path is empty."""
+
+    __str__ = Exception.__str__  # KeyError's shows its message in quotes
+
+
+class PlanClashError(ShardingPlanError, RuntimeError):
+    """An entry of a plan inside a submodule that a Sharder shards."""
 
 
 class ArgumentTypeError(ShardwiseError, TypeError):
