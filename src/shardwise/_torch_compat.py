@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import getweakrefs
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointedRun",
+    "GradientHooks",
     "HashStore",
     "MeshPlacementTypes",
     "RandomMarks",
@@ -38,6 +40,7 @@ __all__ = [
     "all_gather_single",
     "allow_foreach",
     "assert_async",
+    "can_swap",
     "checkpointed_runs",
     "current_backward",
     "elementwise_kernel",
@@ -88,6 +91,12 @@ class CheckpointedRun(NamedTuple):
 
     call: Any  # the same object whenever this call of the function runs; can be weakly referenced
     again: Any  # None the first time; in backward an object that stands for this run
+
+
+def can_swap(tensor: torch.Tensor) -> bool:
+    """Whether only the object needs what it is: no graph that is alive, no weak reference."""
+    private: Any = tensor
+    return not getweakrefs(tensor) and private._use_count() == 1
 
 
 def checkpointed_runs() -> list[CheckpointedRun]:
@@ -165,11 +174,17 @@ def unbind_copy(stack: torch.Tensor) -> Sequence[torch.Tensor]:
     return found
 
 
-def gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
-    """The user's hooks on the gradient of a plain tensor: on the way, and once accumulated."""
+class GradientHooks(NamedTuple):
+    """A user's hooks on the gradient of a tensor: on its way, and once it is accumulated."""
+
+    on_gradient: list[Any]
+    when_accumulated: list[Any]
+
+
+def gradient_hooks(tensor: torch.Tensor) -> GradientHooks:
+    """The hooks of a plain tensor."""
     found = [getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-    on_gradient, when_accumulated = (list((hooks or {}).values()) for hooks in found)
-    return on_gradient, when_accumulated
+    return GradientHooks(*[list((hooks or {}).values()) for hooks in found])
 
 
 def ignore_in_ddp(module: torch.nn.Module, names: Sequence[str]) -> None:

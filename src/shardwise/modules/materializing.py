@@ -17,6 +17,7 @@ from torch import nn
 from shardwise.comm.agreement import agree
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentValueError
+from shardwise.modules.replacing import put_in_place
 from shardwise.sharded_tensor.distributing import as_replicated
 from shardwise.sharded_tensor.tensor import ShardedTensor
 
@@ -48,7 +49,8 @@ def materialize(
     from), and every module that had such a tensor runs its `reset_parameters`, or with `init`
     every module is passed to that, children first, as by `model.apply(init)`. The random numbers
     are those of sharded tensors (see `shardwise.manual_seed`), for plain parameters too: the same
-    for every plan and world size. Tensors that have data keep it.
+    for every plan and world size. A tied tensor is written by the first of its modules. Tensors
+    that have data keep it, unless they are in a module that is reset.
 
     A tensor that nobody writes raises on all ranks. That is so for buffers that `__init__`
     computes, since on the meta device nothing is computed.
@@ -64,14 +66,13 @@ def materialize(
     values = {"tensors on the meta device": [one.name for one in bare], "device": device}
     agree("materialize", values, group=members, problem=problem)
     home = members.wire_device if device is None else torch.device(device)
-    model._apply(lambda t: torch.empty_like(t, device=home) if t.is_meta else t)
+    _make_room(model, bare, home)
     marks = [mark for one in bare for mark in _marked(one)]
     with _stand_ins(bare, members):
         if init is not None:
             model.apply(init)
         else:
-            for module in {id(one.module): one.module for one in bare}.values():
-                _reset_of(module)()
+            _reset_all(bare)
     _check_written(marks, members)
     return model
 
@@ -108,10 +109,44 @@ def _on_meta(model: nn.Module) -> list[_Bare]:
     return found
 
 
+def _make_room(model: nn.Module, bare: Sequence[_Bare], home: torch.device) -> None:
+    """Uninitialised memory; Parameters stay the same objects, and tied."""
+    plain: dict[int, list[_Bare]] = {}
+    for one in bare:
+        if not isinstance(one.tensor, ShardedTensor):
+            plain.setdefault(id(one.tensor), []).append(one)
+    for tied in plain.values():  # of which `Module._apply` would make new, separate ones
+        old = tied[0].tensor
+        made = torch.empty_like(old, device=home, requires_grad=False)
+        put_in_place(old, made, [(one.module, one.attribute) for one in tied])
+    model._apply(lambda t: torch.empty_like(t, device=home) if t.is_meta else t)
+
+
 def _reset_of(module: nn.Module) -> Any:
     """What gives a module its first values; torch's attention has it under another name."""
     found = getattr(module, "reset_parameters", None)
     return getattr(module, "_reset_parameters", None) if found is None else found
+
+
+def _reset_all(bare: Sequence[_Bare]) -> None:
+    """Every module's `reset_parameters`; a tied tensor has the value of the first module's.
+
+    So it is in a model on one device, where tensors are tied once they have values.
+    """
+    owned: dict[nn.Module, list[torch.Tensor]] = {}
+    for one in bare:
+        owned.setdefault(one.module, []).append(one.tensor)
+    written: set[int] = set()
+    for module, tensors in owned.items():
+        tied = [tensor for tensor in tensors if id(tensor) in written]
+        if len(tied) == len(tensors):
+            continue
+        kept = [tensor.detach().clone() for tensor in tied]
+        _reset_of(module)()
+        with torch.no_grad():
+            for tensor, value in zip(tied, kept, strict=True):
+                tensor.copy_(value)
+        written.update(map(id, tensors))
 
 
 def _check_resettable(bare: Sequence[_Bare], rank: int) -> None:
