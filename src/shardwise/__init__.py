@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
     from shardwise.sharder import Sharder
+    from shardwise.sharders import from_tp_plan
     from shardwise.sharding_plan import ShardingPlan
     from shardwise.sharding_spec.short import (
         block_cyclic,
@@ -69,6 +70,7 @@ __all__ = [
     "distribute",
     "flat",
     "from_callback",
+    "from_tp_plan",
     "fused",
     "get_rng_state",
     "grid",
@@ -121,6 +123,7 @@ _HOMES = {
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
     "shardwise.sharder": ["Sharder"],
+    "shardwise.sharders": ["from_tp_plan"],
     "shardwise.sharding_plan": ["ShardingPlan"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
@@ -143,6 +146,8 @@ _PACKAGES = {
     "geometry",
     "ops",
     "sharded_tensor",
+    "sharders",
+    "sharding_plan",
     "sharding_spec",
     "testing",
     "transfer",
