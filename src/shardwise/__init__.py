@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
     from shardwise.modules.data_parallel import ddp_ignore
+    from shardwise.modules.full_state import full_state_dict
+    from shardwise.modules.loading import load_full_state_dict
     from shardwise.modules.materializing import materialize
+    from shardwise.modules.resharding import reshard_module
     from shardwise.modules.sharding import shard_module, shard_parameter
     from shardwise.sharded_tensor import (
         ShardedTensor,
@@ -71,11 +74,13 @@ __all__ = [
     "flat",
     "from_callback",
     "from_tp_plan",
+    "full_state_dict",
     "fused",
     "get_rng_state",
     "grid",
     "implicit_comm",
     "init_single",
+    "load_full_state_dict",
     "load_with_process_group",
     "local_map",
     "manual_seed",
@@ -91,6 +96,7 @@ __all__ = [
     "replicate",
     "reshard",
     "reshard_all",
+    "reshard_module",
     "run_local",
     "set_check",
     "set_rng_state",
@@ -109,6 +115,9 @@ _HOMES = {
     "shardwise.modules.data_parallel": ["ddp_ignore"],
     "shardwise.modules.materializing": ["materialize"],
     "shardwise.modules.sharding": ["shard_module", "shard_parameter"],
+    "shardwise.modules.full_state": ["full_state_dict"],
+    "shardwise.modules.loading": ["load_full_state_dict"],
+    "shardwise.modules.resharding": ["reshard_module"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
         "as_local_rows",
@@ -145,6 +154,7 @@ _PACKAGES = {
     "errors",
     "geometry",
     "ops",
+    "sharded_optim",
     "sharded_tensor",
     "sharders",
     "sharding_plan",
