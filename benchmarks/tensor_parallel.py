@@ -1,8 +1,8 @@
 """The GPT of the examples, tensor parallel: by hand with raw collectives, and by DTensor.
 
 Both compute what the plain model computes. By hand: heads, hidden values and words are cut; every
-half of a block, the embeddings and the loss have one sum over ranks each (the loss two, of which the
-first is a maximum), as people write it for the one case.
+half of a block and the embeddings have one sum over ranks, the loss a maximum and a sum, as people
+write it for the one case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from examples.gpt import GPT, Attention
+    from examples.gpt import GPT
 
 __all__ = ["Enter", "Leave", "by_dtensor", "by_hand"]
 
@@ -78,56 +78,67 @@ class _LossOfParts(torch.autograd.Function):
 # -- by hand ---------------------------------------------------------------------------------------
 
 
-class _Cut(nn.Module):
+def _cut(full: torch.Tensor, dim: int = 0) -> nn.Parameter:
+    part = full.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    return nn.Parameter(part.clone())
+
+
+def _cut_fused(full: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.cat([_cut(part).data for part in full.chunk(3)]))
+
+
+class _CutBlock(nn.Module):
+    """One rank's heads and hidden values of a block; the norms are everybody's."""
+
+    def __init__(self, block: Any) -> None:  # a Block of the examples
+        super().__init__()
+        attention, mlp = block.attention, block.mlp
+        self.norm1, self.norm2, self.head = block.norm1, block.norm2, attention.head
+        self.qkv, self.qkv_bias = _cut_fused(attention.qkv.weight), _cut_fused(attention.qkv.bias)
+        self.out, self.out_bias = _cut(attention.out.weight, 1), attention.out.bias
+        self.up, self.up_bias = _cut(mlp.up.weight), _cut(mlp.up.bias)
+        self.down, self.down_bias = _cut(mlp.down.weight, 1), mlp.down.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + _leave(self.attention(_enter(self.norm1(x)))) + self.out_bias
+        hidden = F.gelu(F.linear(_enter(self.norm2(x)), self.up, self.up_bias))
+        return x + _leave(F.linear(hidden, self.down)) + self.down_bias  # type: ignore[no-any-return]
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(2, (-1, self.head)).transpose(1, 2)
+            for part in F.linear(x, self.qkv, self.qkv_bias).chunk(3, 2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(y.transpose(1, 2).flatten(2), self.out)
+
+
+class _CutGPT(nn.Module):
     """One rank's part of a GPT; the number of ranks divides everything that is cut."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.token = self.cut(model.words.token.weight)
-        self.position = self.cut(model.words.position.weight)
-        self.blocks = nn.ModuleList()
-        for block in model.blocks:
-            attention, mlp = block.attention, block.mlp  # the norms are everybody's
-            part = nn.Module()
-            part.norm1, part.norm2, part.head = block.norm1, block.norm2, attention.head
-            part.qkv = self.cut_fused(attention.qkv.weight)
-            part.qkv_bias = self.cut_fused(attention.qkv.bias)
-            part.out, part.out_bias = self.cut(attention.out.weight, 1), attention.out.bias
-            part.up, part.up_bias = self.cut(mlp.up.weight), self.cut(mlp.up.bias)
-            part.down, part.down_bias = self.cut(mlp.down.weight, 1), mlp.down.bias
-            self.blocks.append(part)
+        self.token, self.position = (
+            _cut(model.words.token.weight),
+            _cut(model.words.position.weight),
+        )
+        self.blocks = nn.ModuleList(_CutBlock(block) for block in model.blocks)
         self.norm = model.norm
-
-    def cut(self, full: torch.Tensor, dim: int = 0) -> nn.Parameter:
-        return nn.Parameter(full.detach().chunk(self.size, dim)[self.rank].clone())
-
-    def cut_fused(self, full: torch.Tensor) -> nn.Parameter:
-        return nn.Parameter(torch.cat([self.cut(part).data for part in full.chunk(3)]))
-
-    def look_up(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        local = ids - self.rank * len(table)
-        is_here = (local >= 0) & (local < len(table))
-        return F.embedding(local.where(is_here, 0), table) * is_here.unsqueeze(-1)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         places = torch.arange(ids.shape[1])
-        x = _leave(self.look_up(ids, self.token) + self.look_up(places, self.position))
+        x = _leave(_look_up(ids, self.token) + _look_up(places, self.position))
         for block in self.blocks:
-            x = x + _leave(self.attention(_enter(block.norm1(x)), block)) + block.out_bias
-            hidden = F.gelu(F.linear(_enter(block.norm2(x)), block.up, block.up_bias))
-            x = x + _leave(F.linear(hidden, block.down)) + block.down_bias
+            x = block(x)
         logits = F.linear(_enter(self.norm(x)), self.token)
-        loss = _LossOfParts.apply(logits.flatten(0, 1), targets.flatten())  # type: ignore[no-untyped-call]
-        return loss  # type: ignore[no-any-return]
+        return _loss(logits.flatten(0, 1), targets.flatten())
 
-    def attention(self, x: torch.Tensor, block: Any) -> torch.Tensor:
-        q, k, v = (
-            part.unflatten(2, (-1, block.head)).transpose(1, 2)
-            for part in F.linear(x, block.qkv, block.qkv_bias).chunk(3, 2)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.linear(y.transpose(1, 2).flatten(2), block.out)
+
+def _look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The rows that are here, and zeros for others."""
+    local = ids - dist.get_rank() * len(table)
+    is_here = (local >= 0) & (local < len(table))
+    return F.embedding(local.where(is_here, 0), table) * is_here.unsqueeze(-1)
 
 
 def _enter(x: torch.Tensor) -> torch.Tensor:
@@ -138,9 +149,13 @@ def _leave(x: torch.Tensor) -> torch.Tensor:
     return Leave.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return _LossOfParts.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def by_hand(model: GPT) -> tuple[Callable[..., torch.Tensor], list[nn.Parameter]]:
     """The loss of the model, which is taken apart, and its parameters on this rank."""
-    cut = _Cut(model)
+    cut = _CutGPT(model)
     return cut, list(cut.parameters())
 
 
@@ -184,7 +199,7 @@ def by_dtensor(model: GPT) -> tuple[Callable[..., torch.Tensor], list[nn.Paramet
     return run, list(model.parameters())
 
 
-def _interleave(attention: Attention, size: int) -> None:
+def _interleave(attention: Any, size: int) -> None:
     """Rows of q, k and v in the order in which ranks hold them: DTensor cuts a dim evenly."""
     for name in ("weight", "bias"):
         full = getattr(attention.qkv, name)
