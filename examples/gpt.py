@@ -24,8 +24,8 @@ class Config:
 
     vocabulary: int = 64
     length: int = 64  # positions that it can look at
-    width: int = 96
-    heads: int = 6
+    width: int = 128
+    heads: int = 8
     layers: int = 2
     checkpointed: bool = False  # blocks run again in backward instead of keeping their values
 
@@ -114,9 +114,10 @@ class GPT(nn.Module):
 
 # -- plans -----------------------------------------------------------------------------------------
 #
-# Norms, and biases of whole outputs, are named by none but "one-rank": they stay plain, the same on
-# every rank.
+# Every plan names every parameter, so that a model can go from any one to any other.
 
+NORMS = dict.fromkeys(("blocks.*.norm?.*", "norm.*"), "replicate()")
+BIASES = dict.fromkeys(("blocks.*.attention.out.bias", "blocks.*.mlp.down.bias"), "replicate()")
 SUMMED = ("blocks.*.attention", "blocks.*.mlp")  # modules that end with a pending sum
 
 
@@ -128,6 +129,7 @@ def column(config: Config, world_size: int) -> ShardingPlan:
             "words.*.weight": "chunk(1)",
             "blocks.*.attention.*.*": "chunk(0)",
             "blocks.*.mlp.*.*": "chunk(0)",
+            **NORMS,
         },
         dict.fromkeys(whole, "replicate()"),
         input_plan={"": "replicated"},
@@ -140,7 +142,11 @@ def row(config: Config, world_size: int) -> ShardingPlan:
         {
             "words.*.weight": "chunk(0)",
             "blocks.*.attention.*.weight": "chunk(1)",
+            "blocks.*.attention.qkv.bias": "replicate()",
             "blocks.*.mlp.*.weight": "chunk(1)",
+            "blocks.*.mlp.up.bias": "replicate()",
+            **NORMS,
+            **BIASES,
         },
         dict.fromkeys(("words", "blocks.*.attention.*", "blocks.*.mlp.*"), "replicate()"),
         input_plan={"": "replicated"},
@@ -149,18 +155,16 @@ def row(config: Config, world_size: int) -> ShardingPlan:
 
 def mixed(config: Config, world_size: int) -> ShardingPlan:
     """Tensor parallel: heads, hidden values and words are cut; two sums over ranks a block."""
-    width = config.width
-    heads = _times(_even(config.heads, world_size), width // config.heads)
-    plan = _by_heads(heads, _even(4 * width, world_size), _even(config.vocabulary, world_size))
+    plan = _by_heads(_heads(config, [1] * world_size))
     # Both tables have their rows on all ranks: what is looked up is added before it is summed.
     return replace(plan, output_plan=dict.fromkeys(("words", *SUMMED), "replicate()"))
 
 
 def uneven(config: Config, world_size: int) -> ShardingPlan:
     """Tensor parallel with parts of different sizes; the third rank has none."""
-    width, shares = config.width, [3, 1, 0, 2][:world_size]
-    heads = _times(_shared(config.heads, shares), width // config.heads)
-    return _by_heads(heads, _shared(4 * width, shares), _shared(config.vocabulary, shares))
+    shares = [3, 1, 0, 2][:world_size]
+    hidden, words = _shared(4 * config.width, shares), _shared(config.vocabulary, shares)
+    return _by_heads(_heads(config, shares), f", sizes={hidden}", f", sizes={words}")
 
 
 def grid(config: Config, world_size: int) -> ShardingPlan:
@@ -169,17 +173,18 @@ def grid(config: Config, world_size: int) -> ShardingPlan:
     parts = world_size // data
     copies = [[part + parts * k for k in range(data)] for part in range(parts)]
     batches = [list(range(parts * k, parts * (k + 1))) for k in range(data)]
-    width = config.width
-    qkv = 3 * _times(_even(config.heads, parts), width // config.heads)
+    heads = _heads(config, [1] * parts)
     return ShardingPlan(
         {
             "words.*.weight": f"grid([{parts}, 1], ranks={copies})",
-            "blocks.*.attention.qkv.weight": f"grid([{qkv}, 1], ranks={3 * copies})",
-            "blocks.*.attention.qkv.bias": f"grid([{qkv}], ranks={3 * copies})",
-            "blocks.*.attention.out.weight": f"grid([1, {qkv[:parts]}], ranks={copies})",
+            "blocks.*.attention.qkv.weight": f"grid([{3 * heads}, 1], ranks={3 * copies})",
+            "blocks.*.attention.qkv.bias": f"grid([{3 * heads}], ranks={3 * copies})",
+            "blocks.*.attention.out.weight": f"grid([1, {heads}], ranks={copies})",
             "blocks.*.mlp.up.weight": f"grid([{parts}, 1], ranks={copies})",
             "blocks.*.mlp.up.bias": f"grid([{parts}], ranks={copies})",
             "blocks.*.mlp.down.weight": f"grid([1, {parts}], ranks={copies})",
+            **NORMS,
+            **BIASES,
         },
         {
             "words.position": "replicate()",
@@ -209,31 +214,32 @@ def plan_of(name: str, config: Config, world_size: int) -> ShardingPlan:
     return PLANS[name](config, world_size)
 
 
-def _by_heads(heads: list[int], hidden: list[int], words: list[int]) -> ShardingPlan:
-    """Tensor parallel; each list has the sizes of all ranks."""
+def _by_heads(heads: list[int], hidden: str = "", words: str = "") -> ShardingPlan:
+    """Tensor parallel by the sizes of all ranks; hidden values and words evenly by default."""
+    sizes = "" if len(set(heads)) == 1 else f", sizes={heads}"
+    section = heads if sizes else sum(heads)
     return ShardingPlan(
         {
-            "words.token.weight": f"chunk(0, sizes={words})",
+            "words.token.weight": f"chunk(0{words})",
             "words.position.weight": "chunk(0)",
-            "blocks.*.attention.qkv.*": f"fused(0, {[heads, heads, heads]})",
-            "blocks.*.attention.out.weight": f"chunk(1, sizes={heads})",
-            "blocks.*.mlp.up.*": f"chunk(0, sizes={hidden})",
-            "blocks.*.mlp.down.weight": f"chunk(1, sizes={hidden})",
+            "blocks.*.attention.qkv.*": f"fused(0, {[section] * 3})",
+            "blocks.*.attention.out.weight": f"chunk(1{sizes})",
+            "blocks.*.mlp.up.*": f"chunk(0{hidden})",
+            "blocks.*.mlp.down.weight": f"chunk(1{hidden})",
+            **NORMS,
+            **BIASES,
         },
         dict.fromkeys(("words.*", *SUMMED), "replicate()"),
         input_plan={"": "replicated"},
     )
 
 
-def _even(total: int, parts: int) -> list[int]:
-    return _shared(total, [1] * parts)
+def _heads(config: Config, shares: Sequence[int]) -> list[int]:
+    """Values of each rank's whole heads."""
+    return [config.width // config.heads * count for count in _shared(config.heads, shares)]
 
 
 def _shared(total: int, shares: Sequence[int]) -> list[int]:
     """Whole numbers that add up to `total`, as near to the shares as they can be."""
     ends = [round(total * sum(shares[: k + 1]) / sum(shares)) for k in range(len(shares))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _times(sizes: Sequence[int], factor: int) -> list[int]:
-    return [size * factor for size in sizes]
