@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 examples/train_recommender.py
 
-Every rank reads its own clicks. The large table is cut by rows, the wide one by columns, the small
-ones stand whole on one rank each; half-way the busiest of these moves to another rank while training
-goes on. On rank 0 the same model is trained on all clicks without sharding, and the losses stand
+Every rank reads its own clicks. The largest table is cut by rows, the next by columns, the small
+ones stand whole on one rank each; half-way one of these moves to another rank while training goes
+on. On rank 0 the same model is trained on all clicks without sharding, and the losses stand
 side by side. Without torchrun it runs on one process, with the same numbers.
 """
 
