@@ -286,6 +286,10 @@ def _sharders(rank: int) -> None:
     assert isinstance(model[0], nn.Sequential)
     assert not hasattr(model, "mod_name")
     assert isinstance(model[0][0].weight, ShardedTensor)
+    shared = nn.Linear(4, 4)
+    twice = nn.Sequential(shared, nn.GELU(), shared)
+    shardwise.shard_module(twice, ShardingPlan({"[02]": Doubled()}))
+    assert twice[0] is twice[2]
     plain = mlp()
     with pytest.raises(TypeError, match=r"Broken\.shard returned for '0'.*Module.*got str"):
         shardwise.shard_module(plain, ShardingPlan({"0": Broken(), "2.weight": "chunk(1)"}))

@@ -208,7 +208,7 @@ def _checked(
             rank=members.rank,
             expected="a plain tensor",
             got=f"one that is sharded already, {tensor.shard_layout}",
-            fix="Give it another layout by its method reshard(spec).",
+            fix="Change a sharded model's plan by shardwise.reshard_module.",
         )
     if nn.parameter.is_lazy(tensor):
         raise ArgumentValueError(
@@ -336,9 +336,13 @@ def _run_sharders(module: nn.Module, prepared: _Prepared, members: Communicator)
         return
     problem: Exception | None = None
     made: list[tuple[str, nn.Module]] = []
+    known: dict[nn.Module, object] = {}  # a submodule with two paths is sharded once
     try:
         for path, sharder in prepared.sharders:
-            found: object = sharder.shard(module.get_submodule(path))
+            plain = module.get_submodule(path)
+            if plain not in known:
+                known[plain] = sharder.shard(plain)
+            found = known[plain]
             if not isinstance(found, nn.Module):
                 raise ArgumentTypeError(
                     f"what {type(sharder).__name__}.shard returned for {path!r}",
