@@ -29,6 +29,7 @@ from benchmarks.cut_dims import bars_along_cut_dims, functions_along_cut_dims
 from benchmarks.harness import Case, Result, System, measure
 from benchmarks.ranks import clock, measure_on_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
+from benchmarks.tensor_parallel import Enter, Leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,34 +135,6 @@ def optimizers(options: Options) -> list[Result]:
 # -- a tensor-parallel MLP -------------------------------------------------------------------------
 
 
-class _Enter(torch.autograd.Function):
-    """Replicated input of work that is split: its gradients are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        summed = grad.clone()
-        dist.all_reduce(summed)
-        return summed
-
-
-class _Leave(torch.autograd.Function):
-    """The parts of a sum, added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        summed = x.clone()
-        dist.all_reduce(summed)
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
-
-
 def by_hand(x: torch.Tensor, weights: Sequence[torch.Tensor], rank: int) -> Callable[[], Any]:
     w1, b1, w2, b2 = weights
     size = dist.get_world_size()
@@ -170,8 +143,8 @@ def by_hand(x: torch.Tensor, weights: Sequence[torch.Tensor], rank: int) -> Call
     given = x.clone().requires_grad_()
 
     def run() -> Any:
-        hidden = F.gelu(F.linear(_Enter.apply(given), w1, b1))  # type: ignore[no-untyped-call]
-        y = _Leave.apply(F.linear(hidden, w2)) + b2  # type: ignore[no-untyped-call]
+        hidden = F.gelu(F.linear(Enter.apply(given), w1, b1))  # type: ignore[no-untyped-call]
+        y = Leave.apply(F.linear(hidden, w2)) + b2  # type: ignore[no-untyped-call]
         y.sum().backward()
         return y
 

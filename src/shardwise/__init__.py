@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from shardwise.comm.tracing import trace
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
+    from shardwise.modules.data_parallel import ddp_ignore
+    from shardwise.modules.full_state import full_state_dict
+    from shardwise.modules.loading import load_full_state_dict
+    from shardwise.modules.materializing import materialize
+    from shardwise.modules.resharding import reshard_module
+    from shardwise.modules.sharding import shard_module, shard_parameter
     from shardwise.sharded_tensor import (
         ShardedTensor,
         as_local_rows,
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.seeds import get_rng_state, manual_seed, set_rng_state
     from shardwise.sharded_tensor.to_layout import absent, reshard
     from shardwise.sharded_tensor.to_layouts import reshard_all
+    from shardwise.sharder import Sharder
+    from shardwise.sharders import from_tp_plan
+    from shardwise.sharding_plan import ShardingPlan
     from shardwise.sharding_spec.short import (
         block_cyclic,
         chunk,
@@ -50,6 +59,8 @@ __all__ = [
     "Box",
     "Layout",
     "ShardedTensor",
+    "Sharder",
+    "ShardingPlan",
     "ShardwiseError",
     "TransferPlan",
     "_shard_tensor",
@@ -58,17 +69,22 @@ __all__ = [
     "as_replicated",
     "block_cyclic",
     "chunk",
+    "ddp_ignore",
     "distribute",
     "flat",
     "from_callback",
+    "from_tp_plan",
+    "full_state_dict",
     "fused",
     "get_rng_state",
     "grid",
     "implicit_comm",
     "init_single",
+    "load_full_state_dict",
     "load_with_process_group",
     "local_map",
     "manual_seed",
+    "materialize",
     "on_rank",
     "parse_spec",
     "partial",
@@ -80,9 +96,12 @@ __all__ = [
     "replicate",
     "reshard",
     "reshard_all",
+    "reshard_module",
     "run_local",
     "set_check",
     "set_rng_state",
+    "shard_module",
+    "shard_parameter",
     "trace",
 ]
 
@@ -93,6 +112,12 @@ _HOMES = {
     "shardwise.comm.tracing": ["trace"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.modules.data_parallel": ["ddp_ignore"],
+    "shardwise.modules.full_state": ["full_state_dict"],
+    "shardwise.modules.loading": ["load_full_state_dict"],
+    "shardwise.modules.materializing": ["materialize"],
+    "shardwise.modules.resharding": ["reshard_module"],
+    "shardwise.modules.sharding": ["shard_module", "shard_parameter"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
         "as_local_rows",
@@ -106,6 +131,9 @@ _HOMES = {
     "shardwise.sharded_tensor.seeds": ["get_rng_state", "manual_seed", "set_rng_state"],
     "shardwise.sharded_tensor.to_layout": ["absent", "reshard"],
     "shardwise.sharded_tensor.to_layouts": ["reshard_all"],
+    "shardwise.sharder": ["Sharder"],
+    "shardwise.sharders": ["from_tp_plan"],
+    "shardwise.sharding_plan": ["ShardingPlan"],
     "shardwise.sharding_spec.short": [
         "block_cyclic",
         "chunk",
@@ -126,7 +154,10 @@ _PACKAGES = {
     "errors",
     "geometry",
     "ops",
+    "sharded_optim",
     "sharded_tensor",
+    "sharders",
+    "sharding_plan",
     "sharding_spec",
     "testing",
     "transfer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import getweakrefs
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointedRun",
+    "GradientHooks",
     "HashStore",
     "MeshPlacementTypes",
     "RandomMarks",
@@ -38,6 +40,7 @@ __all__ = [
     "all_gather_single",
     "allow_foreach",
     "assert_async",
+    "can_swap",
     "checkpointed_runs",
     "current_backward",
     "elementwise_kernel",
@@ -46,7 +49,9 @@ __all__ = [
     "forget_rpc_groups",
     "forward_ad",
     "functorch_stack",
+    "gradient_hooks",
     "group_store",
+    "ignore_in_ddp",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
@@ -86,6 +91,12 @@ class CheckpointedRun(NamedTuple):
 
     call: Any  # the same object whenever this call of the function runs; can be weakly referenced
     again: Any  # None the first time; in backward an object that stands for this run
+
+
+def can_swap(tensor: torch.Tensor) -> bool:
+    """Whether only the object needs what it is: no graph that is alive, no weak reference."""
+    private: Any = tensor
+    return not getweakrefs(tensor) and private._use_count() == 1
 
 
 def checkpointed_runs() -> list[CheckpointedRun]:
@@ -161,6 +172,31 @@ def unbind_copy(stack: torch.Tensor) -> Sequence[torch.Tensor]:
     copies: Any = torch.unbind_copy  # torch's own annotation says that it returns None
     found: Sequence[torch.Tensor] = copies(stack)
     return found
+
+
+class GradientHooks(NamedTuple):
+    """A user's hooks on the gradient of a tensor: on its way, and once it is accumulated."""
+
+    on_gradient: list[Any]
+    when_accumulated: list[Any]
+
+
+def gradient_hooks(tensor: torch.Tensor) -> GradientHooks:
+    """The hooks of a plain tensor."""
+    found = [getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    return GradientHooks(*[list((hooks or {}).values()) for hooks in found])
+
+
+def ignore_in_ddp(module: torch.nn.Module, names: Sequence[str]) -> None:
+    """Has a DistributedDataParallel of `module` leave these parameters and buffers alone, too."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    private: Any = DistributedDataParallel
+    known = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    # It looks for those of the module itself by "name" in some places and ".name" in others.
+    own = [f".{name}" for name in names if "." not in name]
+    listed = list(dict.fromkeys([*known, *names, *own]))
+    private._set_params_and_buffers_to_ignore_for_model(module, listed)
 
 
 def group_store(group: dist.ProcessGroup) -> Store:

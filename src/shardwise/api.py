@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.modules.outputs import _collect_local_shard, _reshard_output
+from shardwise.modules.sharding import shard_module, shard_parameter
 from shardwise.sharded_tensor.distributing import distribute
 from shardwise.sharded_tensor.pickling import _get_current_process_group, load_with_process_group
 
@@ -14,7 +16,15 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor import ShardedTensor
     from shardwise.sharding_spec import ShardingSpec
 
-__all__ = ["_get_current_process_group", "_shard_tensor", "load_with_process_group"]
+__all__ = [
+    "_collect_local_shard",
+    "_get_current_process_group",
+    "_reshard_output",
+    "_shard_tensor",
+    "load_with_process_group",
+    "shard_module",
+    "shard_parameter",
+]
 
 
 def _shard_tensor(

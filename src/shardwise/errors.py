@@ -12,8 +12,14 @@ ShardwiseError
 │   ├── PickleError      RuntimeError    metadata that cannot be written or read
 │   └── ShardCountError  RuntimeError    more or fewer local shards than the metadata has
 ├── PlanError            ValueError      layouts between which there is no plan, a cap too small
+├── ShardingPlanError    ValueError      a model's plan that does not fit the model
+│   ├── PlanNameError    AttributeError  an entry that names nothing in the model
+│   ├── PlanTypeError    TypeError       an entry that is no spec and no Sharder
+│   ├── PlanPathError    KeyError        a Sharder for the model itself
+│   └── PlanClashError   RuntimeError    entries inside a submodule that a Sharder shards
 ├── ArgumentTypeError    TypeError       an argument of the wrong type
 ├── ArgumentValueError   ValueError      an argument out of its range
+├── AbsentNameError      AttributeError  a name that a module does not have
 ├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
@@ -22,8 +28,8 @@ ShardwiseError
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
-Each is also the ValueError, TypeError, RuntimeError or IndexError that torch raises in its place,
-so `except` clauses survive the change of prefix.
+Each is also the ValueError, TypeError, RuntimeError, IndexError or AttributeError that torch raises
+in its place, so `except` clauses survive the change of prefix.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "AbsentNameError",
     "AbsentRanksError",
     "AgreementError",
     "ArgumentTypeError",
@@ -49,9 +56,14 @@ __all__ = [
     "OutOfRangeError",
     "PickleError",
     "PlacementError",
+    "PlanClashError",
     "PlanError",
+    "PlanNameError",
+    "PlanPathError",
+    "PlanTypeError",
     "RankFailure",
     "ShardCountError",
+    "ShardingPlanError",
     "ShardwiseError",
     "SpecError",
     "TilingError",
@@ -135,12 +147,38 @@ class PlanError(ShardwiseError, ValueError):
     """Layouts between which there is no plan, or a memory cap that nothing fits under."""
 
 
+class ShardingPlanError(ShardwiseError, ValueError):
+    """A plan for a model that does not fit it, or a file that holds none."""
+
+
+class PlanNameError(ShardingPlanError, AttributeError):
+    """An entry of a plan that names no tensor or no submodule of the model."""
+
+
+class PlanTypeError(ShardingPlanError, TypeError):
+    """An entry of a plan that is neither a spec nor a Sharder."""
+
+
+class PlanPathError(ShardingPlanError, KeyError):
+    """A Sharder whose path is empty."""
+
+    __str__ = Exception.__str__  # KeyError's shows its message in quotes
+
+
+class PlanClashError(ShardingPlanError, RuntimeError):
+    """An entry of a plan inside a submodule that a Sharder shards."""
+
+
 class ArgumentTypeError(ShardwiseError, TypeError):
     """An argument of the wrong type."""
 
 
 class ArgumentValueError(ShardwiseError, ValueError):
     """An argument out of its range."""
+
+
+class AbsentNameError(ShardwiseError, AttributeError):
+    """A name that a module does not have."""
 
 
 class OutOfRangeError(ShardwiseError, IndexError):

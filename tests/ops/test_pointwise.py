@@ -12,6 +12,7 @@ from shardwise.geometry import Box, Layout
 from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.ops.work import bytes_moved
 from shardwise.sharding_spec import parse_spec
+from shardwise.testing import Sample, check_op
 
 RANKS = (0, 1, 2, 3)
 
@@ -93,6 +94,29 @@ def test_linear_functions_keep_a_pending_sum_and_others_reduce_it() -> None:
     assert decide(torch.add, p, layout("chunk(0)", (4, 6))).outputs == (p,)
     rows = layout("chunk(0)", (4, 6))
     assert decide(torch.maximum, p, rows).outputs == (rows,)  # reduced where the other is
+
+
+def test_a_pending_sum_that_is_broadcast_adds_to_one_with_terms_in_the_same_places() -> None:
+    full, row = pending((5, 4, 6)), pending((4, 6))
+    sample = Sample(torch.add, ((5, 4, 6), (4, 6)))
+    for call, terms in ((sample, [full, row]), (Sample(torch.sub, sample.shapes), [full, row])):
+        found = decide(call.call, *terms)
+        assert found.outputs == (full,)
+        assert found.is_one_call
+        assert moved(found, *terms) == 0
+        check_op(call, terms, world_size=4)
+    assert decide(torch.add, row, full).outputs == (full,)
+    swapped = Layout((4, 6), [Box.whole((4, 6))] * 4, RANKS, terms=(1, 0, 2, 3), pending="sum")
+    elsewhere = Layout((4, 6), [Box.whole((4, 6))] * 3, (0, 1, 2), terms=(0, 1, 2), pending="sum")
+    for other in (swapped, elsewhere):
+        assert decide(torch.add, full, other).outputs[0].pending is None
+        check_op(sample, [full, other], world_size=4)
+    halves = [Box((0, 0, 0), (5, 4, 2)), Box((0, 0, 2), (5, 4, 6))]
+    cut = Layout((5, 4, 6), halves * 2, RANKS, terms=(0, 0, 1, 1), pending="sum")
+    narrow = [Box((0, 0), (4, 2)), Box((0, 2), (4, 6))]
+    other = Layout((4, 6), narrow * 2, RANKS, terms=(0, 0, 1, 1), pending="sum")
+    assert decide(torch.add, cut, other, rank=3).outputs == (cut,)
+    check_op(sample, [cut, other], world_size=4)
 
 
 def test_in_place_the_first_operand_stays() -> None:

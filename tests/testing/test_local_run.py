@@ -121,6 +121,17 @@ def test_lambdas_see_the_values_they_close_over() -> None:
     assert run_local(lambda rank: rank + offset, 2) == [7, 8]
 
 
+@dataclass
+class _Model:
+    config: int
+
+
+def test_an_attribute_may_have_the_name_of_a_module_of_settings() -> None:
+    """There is a torch.distributed.config, which the function's words seem to ask for."""
+    importlib.import_module("torch.distributed.config")
+    assert run_local(lambda rank, model: model.config + dist.get_rank(), 1, _Model(3)) == [3]
+
+
 def test_tensors_come_back_by_value() -> None:
     big = torch.arange(100_000.0)  # larger than a pipe holds
     results = run_local(lambda rank, t: t + rank, 2, big)

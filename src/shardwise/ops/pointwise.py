@@ -134,19 +134,25 @@ def _stays_pending(call: Call, linear: Linear | None, shape: tuple[int, ...]) ->
     pending = [k for k, operand in enumerate(call.operands) if operand.layout.pending is not None]
     if linear is None or not pending:
         return None
-    layout = call.operands[pending[0]].layout
-    if layout.shape != shape or not all(call.operands[k].is_linear_sum for k in pending):
+    full = [k for k in pending if call.operands[k].shape == shape]
+    if not full or not all(call.operands[k].is_linear_sum for k in pending):
         return None
+    layout = call.operands[full[0]].layout
     if linear == "each":
         # A number would be added to every term.
         alike = all(call.operands[k].layout.pending == layout.pending for k in pending)
         has_two = len(call.operands) == _num_terms(call)
-        whole = all(operand.shape == shape for operand in call.operands)
-        return layout if alike and has_two and whole else None
+        fits = all(one.shape == shape or _widens_to(one, layout) for one in call.operands)
+        return layout if alike and has_two and fits else None
     if len(pending) > 1 or (linear == "first" and pending != [0]):
         return None
     is_plain_division = linear == "first" and call.args[0] is call.operands[0] and not call.kwargs
     return layout if linear == "one" or is_plain_division else None
+
+
+def _widens_to(operand: Operand, layout: Layout) -> bool:
+    """Whether a pending sum that is broadcast has its terms where those of `layout` are."""
+    return operand.layout.pending is not None and _widened(operand.layout, layout.shape) == layout
 
 
 def _num_terms(call: Call) -> int:
@@ -157,8 +163,8 @@ def _num_terms(call: Call) -> int:
 def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """The layout of a result of `shape`, each box where the part of the operand is."""
     lead = len(shape) - layout.ndim
-    boxes, owners = [], []
-    for box, owner, _ in layout:
+    entries = []
+    for box, owner, term in layout:
         if not box.volume and 0 not in shape:
             continue  # an empty box that would widen to a full one
         start, stop = [0] * lead, list(shape[:lead])
@@ -166,9 +172,8 @@ def _widened(layout: Layout, shape: tuple[int, ...]) -> Layout:
             size = shape[lead + dim]
             start.append(low if layout.shape[dim] == size else 0)
             stop.append(high if layout.shape[dim] == size else size)
-        boxes.append(Box(tuple(start), tuple(stop)))
-        owners.append(owner)
-    return Layout(shape, boxes, owners)
+        entries.append(Entry(Box(tuple(start), tuple(stop)), owner, term))
+    return Layout.of(shape, entries, pending=layout.pending)
 
 
 def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
@@ -203,6 +208,12 @@ def _needed(
     if operand.shape == output.shape and is_alike:
         return Need(output), tuple(map(Spot, range(count)))
     parts = {box: _projected(box, output.shape, operand.shape) for box in output.boxes}
+    if linear == "each" and output.pending is not None:  # terms meet terms: `_widens_to`
+        held = operand.layout
+        terms = zip(held.boxes_of(rank), held.terms_of(rank), strict=True)
+        place = {one: k for k, one in enumerate(terms)}
+        mine = zip(output.boxes_of(rank), output.terms_of(rank), strict=True)
+        return Need(held), tuple(Spot(place[parts[box], term]) for box, term in mine)
     return needed_parts(operand, output, parts, rank)
 
 

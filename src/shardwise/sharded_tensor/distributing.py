@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.arguments import whole_number, whole_numbers
-from shardwise.comm.agreement import agree, explain
-from shardwise.comm.checks import check_timeout, should_check
-from shardwise.comm.differentiable import Exchange, carriers_of, exchange
+from shardwise.arguments import whole_numbers
+from shardwise.comm.agreement import agree, agreed_numbers
+from shardwise.comm.checks import should_check
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
-from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.factories import state_of_pieces
 from shardwise.sharded_tensor.resharding import replicated
-from shardwise.sharded_tensor.state import check_requires_grad, make_state
+from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, is_source, scatter
+from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
-from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
     from shardwise.geometry import Box, Layout
+    from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = ["as_local_rows", "as_replicated", "digest", "distribute", "from_callback"]
 
@@ -52,97 +51,22 @@ def distribute(
     problem: Exception | None = None
     values: dict[str, object] = {"src_rank": src_rank}
     try:
-        _check_full(tensor, members, src_rank)
-        if not isinstance(spec, ShardingSpec):
-            raise ArgumentTypeError(
-                "sharding_spec",
-                expected="a ShardingSpec",
-                got=type(spec).__name__,
-                fix="E.g. shardwise.chunk(0).",
+        full = checked_full(tensor, spec, members, src_rank=src_rank)
+        if tensor.is_meta and is_source(members, src_rank):
+            raise ArgumentValueError(
+                "tensor to distribute",
+                rank=members.rank,
+                expected="data on the source rank",
+                got="a meta tensor",
+                fix="Shard a meta tensor by shardwise.sharded_tensor.empty(spec_on_meta, size).",
             )
-        shape = tuple(tensor.shape)
-        layout = spec.layout(shape)
-        members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
-        devices = spec.local_devices(shape, members.rank)
-        if tensor.requires_grad:
-            check_requires_grad(layout, tensor.dtype, members.rank)
-        values |= {"size": shape, "dtype": tensor.dtype, "requires_grad": tensor.requires_grad}
-        values |= {"sharding_spec": layout}
+        values |= full.compared
         if src_rank is None and should_check(hot=True):
             values["data"] = digest(tensor)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    agree("distribute", values, group=members, problem=problem, phrases=_SEED_PHRASES)
-    with torch.no_grad():
-        if src_rank is None:
-            source = replicated(shape, tuple(sorted(members.ranks)))
-        else:
-            source = replicated(shape, (members.ranks.rank_at(src_rank),))
-        mine = [tensor.detach()] if members.rank in source.ranks else []
-        job = Exchange(source, layout, tuple(t.device for t in mine), devices, members)
-        carriers = exchange(job, carriers_of(mine, dtype=tensor.dtype, device=_home(tensor)))
-    for carrier in carriers:
-        carrier.requires_grad_(tensor.requires_grad)
-    shards = carriers if layout.boxes_of(members.rank) else ()
-    return wrap(
-        make_state(
-            layout,
-            shards,
-            group=members,
-            spec=spec,
-            dtype=tensor.dtype,
-            device=carriers[0].device,
-            requires_grad=tensor.requires_grad,
-        )
-    )
-
-
-# What callers of the seed look for in the message.
-_SEED_PHRASES = {
-    "src_rank": "src_rank of one rank does not match with src_rank of another",
-    "sharding_spec": "sharding_spec of one rank does not match with sharding_spec of another",
-}
-
-
-def _home(tensor: torch.Tensor) -> torch.device:
-    return torch.device("cpu") if tensor.is_meta else tensor.device
-
-
-def _check_full(tensor: object, members: Communicator, src_rank: object) -> None:
-    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):
-        raise ArgumentTypeError(
-            "tensor to distribute",
-            rank=members.rank,
-            expected="a plain torch.Tensor",
-            got=type(tensor).__name__,
-            fix="A ShardedTensor is resharded: shardwise.reshard(st, spec)."
-            if isinstance(tensor, ShardedTensor)
-            else None,
-        )
-    if src_rank is not None:
-        src_rank = members.ranks.rank_at(whole_number(src_rank, "src_rank"))
-    is_source = src_rank is None or src_rank == members.rank
-    if is_source and tensor.layout == torch.strided and not tensor.is_contiguous():
-        raise ArgumentValueError(
-            "input tensor is not a contiguous Tensor",
-            rank=members.rank,
-            got=f"strides {tensor.stride()} for shape {tuple(tensor.shape)}",
-            fix="Pass tensor.contiguous().",
-        )
-    if tensor.layout != torch.strided:
-        raise ArgumentValueError(
-            "Only torch.strided layout is currently supported",
-            rank=members.rank,
-            got=tensor.layout,
-        )
-    if is_source and tensor.is_meta:
-        raise ArgumentValueError(
-            "tensor to distribute",
-            rank=members.rank,
-            expected="data on the source rank",
-            got="a meta tensor",
-            fix="Shard a meta tensor by shardwise.sharded_tensor.empty(spec_on_meta, size).",
-        )
+    agree("distribute", values, group=members, problem=problem, phrases=SEED_PHRASES)
+    return scatter([full], members, src_rank=src_rank)[0]
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -203,7 +127,9 @@ def from_callback(
     )
 
 
-def as_replicated(x: torch.Tensor, *, process_group: ProcessGroup | None = None) -> ShardedTensor:
+def as_replicated(
+    x: torch.Tensor, *, process_group: ProcessGroup | Communicator | None = None
+) -> ShardedTensor:
     """A plain tensor that every rank of the group has, as a replicated one. Copies nothing.
 
     Gradients flow back to `x`, and are equal on all ranks. Nothing is sent; under
@@ -279,20 +205,16 @@ def _row_counts(x: torch.Tensor, members: Communicator) -> tuple[int, ...]:
     """Everybody's number of rows, once the rows are known to be of one kind."""
     problem: Exception | None = None
     values: dict[str, object] = {}
-    sent = bytes(16)
+    mine = 0
     try:
         _check_rows(x, members)
         values = {"row": tuple(x.shape[1:]), "dtype": x.dtype, "requires_grad": x.requires_grad}
-        kind = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
-        sent = x.shape[0].to_bytes(8) + kind
+        mine = x.shape[0]
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    is_alone = len(members.ranks) == 1
-    with recorded("exchange row counts", members, len(sent)):
-        found = [sent] if is_alone else members.compare(sent, timeout=check_timeout())
-    if problem is not None or any(one[8:] != sent[8:] for one in found):
-        explain("as_local_rows", values, group=members, problem=problem)
-    return tuple(int.from_bytes(one[:8]) for one in found)
+    return agreed_numbers(
+        "as_local_rows", values, mine, group=members, doing="exchange row counts", problem=problem
+    )
 
 
 def _rows(inner: tuple[int, ...], counts: Sequence[int], members: Communicator) -> Layout:

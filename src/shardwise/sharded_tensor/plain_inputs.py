@@ -3,14 +3,21 @@
 A plain tensor is either this rank's own rows of a batch or the same on all ranks, and torch cannot
 tell which. Under "rows" the first matrix of a product is taken for own rows, as a data-parallel
 program means it, and everything else for the same.
+
+[Note: meant again] A checkpointed function runs again in backward, where something else may be set:
+the meaning that a module's `input_plan` sets ends with the module. So the first run notes what was
+set whenever it mattered; if that was always the same, the run in backward goes by it. If it was
+not, blocks inside of the function set it, and do so again.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from shardwise._torch_compat import checkpointed_runs
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.settings import Setting
 from shardwise.sharded_tensor.dispatch import function_name
@@ -26,6 +33,8 @@ __all__ = ["PlainInputs", "are_rows", "check_plain", "plain_inputs", "promoted"]
 
 PlainInputs = Literal["rows", "replicated", "error"]
 _MEANING: Setting[PlainInputs] = Setting("shardwise_plain_inputs", lambda: "rows")
+# By the call of a checkpointed function. [Note: meant again]
+_meant: weakref.WeakKeyDictionary[Any, set[PlainInputs]] = weakref.WeakKeyDictionary()
 
 
 def plain_inputs(meaning: PlainInputs) -> Change[PlainInputs]:
@@ -58,7 +67,22 @@ def promoted(x: torch.Tensor, found: Sequence[State | torch.Tensor]) -> torch.Te
 
 def are_rows() -> bool:
     """Whether a plain tensor that may be this rank's rows is meant so."""
-    return _MEANING.get() == "rows"
+    return _meaning() == "rows"
+
+
+def _meaning() -> PlainInputs:
+    """What is set, or was when this checkpointed function ran first. [Note: meant again]"""
+    meaning = _MEANING.get()
+    inside = []
+    for run in checkpointed_runs():
+        if run.again is not None:
+            known = _meant.get(run.call, set())
+            meaning = next(iter(known)) if len(known) == 1 else meaning
+            break
+        inside.append(run)
+    for run in inside:
+        _meant.setdefault(run.call, set()).add(meaning)
+    return meaning
 
 
 def check_plain(func: Any, found: Sequence[State | torch.Tensor]) -> None:
@@ -67,7 +91,7 @@ def check_plain(func: Any, found: Sequence[State | torch.Tensor]) -> None:
     if not plain:
         return
     state = next(one for one in found if isinstance(one, State))
-    meaning = _MEANING.get()
+    meaning = _meaning()
     if meaning == "error":
         raise OpError(
             f"{function_name(func)} of ShardedTensors and a plain tensor",

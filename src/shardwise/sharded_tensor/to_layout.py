@@ -27,9 +27,19 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.sharded_tensor.autograd import Hook
 
-__all__ = ["Absent", "AsyncReshard", "Target", "absent", "reshard", "reshard_in_place", "target_of"]
+__all__ = [
+    "Absent",
+    "AsyncReshard",
+    "Target",
+    "absent",
+    "gradient_to_move",
+    "land",
+    "land_gradient",
+    "reshard",
+    "reshard_in_place",
+    "target_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Target:
 
 
 def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
-    """What `to` (a spec, a Layout or a ShardedTensor) means for a tensor of `shape`."""
+    """What `to` (a spec, a Layout, a ShardedTensor, a Target) means for a tensor of `shape`."""
     if isinstance(to, ShardingSpec):
         return Target(only_layout(to.layout(shape)), to, to.local_devices(shape, rank))
     if isinstance(to, ShardedTensor):
@@ -67,6 +77,8 @@ def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
         found = Target(state.layout, state.spec, state.devices)
     elif isinstance(to, Layout):
         found = Target(only_layout(to), None, None)
+    elif isinstance(to, Target):
+        found = to
     else:
         raise ArgumentTypeError(
             "to of reshard",
@@ -312,41 +324,54 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
         moved = reshard_state(
             state.map(torch.detach), target.layout, spec=target.spec, devices=target.devices
         )
-        grads = _moved_grads(state, moved)
-    for carrier in moved.carriers:
-        carrier.requires_grad_(state.requires_grad)
-    hooks: tuple[Hook, ...] = state.hooks
-    after = moved.with_carriers(moved.carriers, spec=target.spec, init_rrefs=state.init_rrefs)
-    adopt(tensor, connect(after))
-    for carrier, grad in zip(moved.carriers, grads, strict=False):
-        carrier.grad = grad
-    for hook in hooks:
-        hook.attach(tensor._state)
+        is_same = moved.layout == state.layout  # of which every rank keeps its own gradients
+        grad = None if is_same else _moved_gradient(state, moved)
+    land(tensor, moved.with_carriers(moved.carriers, spec=target.spec))
+    if grad is not None:
+        land_gradient(tensor, grad)
+    if is_same:
+        for carrier, before in zip(moved.carriers, state.carriers, strict=True):
+            carrier.grad = None if before.grad is None else before.grad.to(carrier.device)
     return tensor
 
 
-def _moved_grads(state: State, moved: State) -> Sequence[torch.Tensor | None]:
-    """The gradients of the carriers of `moved`, from those of the same tensor's `state`; or none.
+def land(tensor: ShardedTensor, moved: State) -> None:
+    """Makes the tensor object stand for what has moved; a leaf as it was, with the same hooks."""
+    before = tensor._state
+    for carrier in moved.carriers:
+        carrier.requires_grad_(before.requires_grad)
+    adopt(tensor, connect(moved.with_carriers(moved.carriers, init_rrefs=before.init_rrefs)))
+    for hook in before.hooks:
+        hook.attach(tensor._state)
+
+
+def gradient_to_move(state: State) -> State:
+    """The gradient of a leaf as a tensor of its own, zeros where backward has not come."""
+    with torch.no_grad():
+        grads = tuple(
+            torch.zeros_like(carrier) if carrier.grad is None else carrier.grad.detach()
+            for carrier in state.carriers
+        )
+        found = gradient_state(state, scale_terms(grads, state.layout, state.rank, up=True))
+    assert found is not None
+    return found
+
+
+def land_gradient(tensor: ShardedTensor, moved: State) -> None:
+    """Makes what has moved, in the tensor's layout with nothing pending, its gradient."""
+    state = tensor._state
+    grads = scale_terms(carriers_for(state, moved), state.layout, state.rank, up=False)
+    for carrier, grad in zip(state.carriers, grads, strict=True):
+        carrier.grad = grad
+
+
+def _moved_gradient(state: State, moved: State) -> State | None:
+    """The gradient of a tensor where `moved` is, from that of its `state`; or None.
 
     All ranks ask, since backward may have reached the shards of some of them only.
     """
-    if moved.layout == state.layout:  # every rank has its own
-        held = [carrier.grad for carrier in state.carriers]
-        return [None if grad is None else grad.to(moved.device) for grad in held]
     has_none = all(carrier.grad is None for carrier in state.carriers)
     if not state.requires_grad or all_ranks(has_none, state):
-        return ()
-    grads = tuple(
-        torch.zeros_like(carrier) if carrier.grad is None else carrier.grad
-        for carrier in state.carriers
-    )
-    grads = scale_terms(grads, state.layout, state.rank, up=True)
-    full = gradient_state(state, grads)
-    assert full is not None
-    found = reshard_state(full, moved.layout.bar, devices=_devices_of_bar(moved))
-    return scale_terms(carriers_for(moved, found), moved.layout, moved.rank, up=False)
-
-
-def _devices_of_bar(state: State) -> tuple[torch.device, ...]:
-    """One device per box of this rank, also where it has several addends of one."""
-    return (state.device,) * len(state.layout.bar.boxes_of(state.rank))
+        return None
+    devices = (moved.device,) * len(moved.layout.bar.boxes_of(moved.rank))
+    return reshard_state(gradient_to_move(state), moved.layout.bar, devices=devices)

@@ -1,4 +1,7 @@
-"""`reshard_all`: many tensors to other layouts, in one exchange or in steps that free sources."""
+"""Many tensors to other layouts, in one exchange or in steps that free sources.
+
+`reshard_all` makes new tensors, `reshard_all_in_place` changes those that are there.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,19 @@ from shardwise.arguments import items
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
+from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.resharding import job_for
+from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
-from shardwise.sharded_tensor.to_layout import target_of
+from shardwise.sharded_tensor.to_layout import (
+    Target,
+    gradient_to_move,
+    land,
+    land_gradient,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,16 +36,15 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Exchange
     from shardwise.sharded_tensor.state import State
-    from shardwise.sharded_tensor.to_layout import Target
 
-__all__ = ["reshard_all"]
+__all__ = ["Move", "carry_out", "reshard_all", "reshard_all_in_place"]
 
 Tensors = TypeVar("Tensors", bound="Sequence[Any] | Mapping[str, Any]")
-_STEPS = 32  # about as many exchanges when sources are freed on the way
+_LEAST = 1 << 26  # bytes of a step in place: what is less goes in one exchange
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class Move:
     """One tensor and where it goes."""
 
     name: Any  # the key in a dict, or `[3]` in a list
@@ -42,6 +52,7 @@ class _Move:
     state: State
     target: Target
     also: list[Any] = field(default_factory=list)  # other names of the same tensor
+    is_gradient: bool = False  # whether it is the tensor's gradient that moves
 
     @property
     def job(self) -> Exchange:
@@ -77,7 +88,9 @@ def reshard_all(
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
     if first is not None:
         members = first._state.comm
-        steps = _steps(_agreed_moves(names, listed, specs, members), free_source=free_source)
+        moves = _agreed_moves(names, listed, specs, members, max_bytes)
+        steps = in_steps(moves) if free_source else deque([moves] if moves else [])
+        del moves
         total = sum(move.nbytes for step in steps for move in step)
         with progress_bar("resharding", total, members, show=progress) as advance:
             while steps:
@@ -88,17 +101,82 @@ def reshard_all(
     return type(tensors)(done.values())  # type: ignore[call-arg]  # a list or tuple
 
 
+def reshard_all_in_place(
+    tensors: Mapping[str, ShardedTensor],
+    targets: Mapping[str, Any],
+    *,
+    max_bytes: int | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Brings the tensors themselves to other layouts, gradients with them; hooks stay.
+
+    As `reshard_all(..., free_source=True)`: in steps, each of which gives up what has moved. All
+    ranks of the tensors' group call it.
+    """
+    if not tensors:
+        return
+    members = next(iter(tensors.values()))._state.comm
+    moves = _agreed_moves(list(tensors), list(tensors.values()), targets, members, max_bytes)
+    moves = _with_gradients(moves, members)
+    steps = in_steps(moves, least=_LEAST if max_bytes is None else min(_LEAST, max_bytes))
+    total = sum(move.nbytes for move in moves)
+    del moves  # what has moved is held by nobody here
+    with progress_bar("resharding", total, members, show=progress) as advance:
+        while steps:
+            advance(_do_in_place(steps.popleft(), members, max_bytes))
+
+
+def _with_gradients(moves: Sequence[Move], members: Communicator) -> list[Move]:
+    """The same, each followed by that of its gradient where some rank has one.
+
+    All ranks ask, since backward may have reached the shards of some of them only.
+    """
+    have_grads = [any(c.grad is not None for c in move.state.carriers) for move in moves]
+    if len(members.ranks) > 1 and any(move.state.requires_grad for move in moves):
+        flags = torch.tensor(have_grads, dtype=torch.int32, device=members.wire_device)
+        with recorded("compare results", members, flags.nbytes):
+            members.all_reduce(flags, "max")
+        have_grads = flags.bool().tolist()
+    found = []
+    for move, has_grad in zip(moves, have_grads, strict=True):
+        found.append(move)
+        if has_grad:
+            found.append(_gradient_move(move))
+    return found
+
+
+def _gradient_move(move: Move) -> Move:
+    layout, rank = move.target.layout.bar, move.state.rank
+    home = home_of(move.job, move.state.carriers)
+    target = Target(layout, None, (home,) * len(layout.boxes_of(rank)))
+    name = f"gradient of {move.name}"
+    return Move(name, move.tensor, gradient_to_move(move.state), target, is_gradient=True)
+
+
+def _do_in_place(step: Sequence[Move], members: Communicator, max_bytes: int | None) -> int:
+    for move, state in zip(step, carry_out(step, members, max_bytes), strict=True):
+        if move.is_gradient:  # of a tensor that has landed before it
+            land_gradient(move.tensor, state)
+        else:
+            land(move.tensor, state)
+    return sum(move.nbytes for move in step)
+
+
 def _agreed_moves(
-    names: Sequence[Any], tensors: Sequence[Any], specs: Any, members: Communicator
-) -> list[_Move]:
+    names: Sequence[Any],
+    tensors: Sequence[Any],
+    specs: Any,
+    members: Communicator,
+    max_bytes: int | None,
+) -> list[Move]:
     """The moves that change something; all ranks are known to speak of the same ones."""
     problem: Exception | None = None
-    moves: list[_Move] = []
+    moves: list[Move] = []
     try:
         moves = _moves(names, tensors, specs)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    values: dict[str, object] = {"tensors": [move.name for move in moves]}
+    values: dict[str, object] = {"tensors": [move.name for move in moves], "max_bytes": max_bytes}
     for move in moves:
         values[f"{move.name!r} source layout"] = move.state.layout
         values[f"{move.name!r} target layout"] = move.target.layout
@@ -121,9 +199,9 @@ def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
     return [f"[{number}]" for number in range(len(listed))], listed
 
 
-def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[_Move]:
+def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Move]:
     targets = _targets(names, specs)
-    by_tensor: dict[Any, _Move] = {}
+    by_tensor: dict[Any, Move] = {}
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, ShardedTensor) or name not in targets:
             continue
@@ -144,7 +222,7 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[_Mo
         if key in by_tensor:
             by_tensor[key].also.append(name)
         else:
-            by_tensor[key] = _Move(name, tensor, state, target)
+            by_tensor[key] = Move(name, tensor, state, target)
     found = list(by_tensor.values())
     groups = {tuple(move.state.comm.ranks) for move in found}
     if len(groups) > 1:
@@ -177,24 +255,8 @@ def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
     return dict.fromkeys(names, specs)
 
 
-def _steps(moves: Sequence[_Move], *, free_source: bool) -> deque[list[_Move]]:
-    """Neighbours together, about `_STEPS` times; the same on every rank, as sizes are global."""
-    if not free_source:
-        return deque([list(moves)] if moves else [])
-    limit = max(sum(move.nbytes for move in moves) // _STEPS, 1)
-    steps: deque[list[_Move]] = deque()
-    size = 0
-    for move in moves:
-        if not steps or size + move.nbytes > limit:
-            steps.append([])
-            size = 0
-        steps[-1].append(move)
-        size += move.nbytes
-    return steps
-
-
 def _do(
-    step: Sequence[_Move],
+    step: Sequence[Move],
     done: dict[Any, Any],
     members: Communicator,
     max_bytes: int | None,
@@ -202,7 +264,7 @@ def _do(
     free_source: bool,
 ) -> int:
     """Moves the tensors of a step into `done`; how many bytes they have."""
-    for move, state in zip(step, _run(step, members, max_bytes), strict=True):
+    for move, state in zip(step, carry_out(step, members, max_bytes), strict=True):
         made = wrap(state)
         for name in (move.name, *move.also):
             done[name] = made
@@ -211,7 +273,8 @@ def _do(
     return sum(move.nbytes for move in step)
 
 
-def _run(moves: Sequence[_Move], members: Communicator, max_bytes: int | None) -> list[State]:
+def carry_out(moves: Sequence[Move], members: Communicator, max_bytes: int | None) -> list[State]:
+    """What the tensors are in their new layouts, in new memory; one exchange for all."""
     with torch.no_grad():
         transfers = [
             transfer_of(move.job, move.state.carriers, name=str(move.name)) for move in moves

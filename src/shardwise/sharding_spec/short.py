@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from shardwise.arguments import is_whole_number, items, whole_numbers
 from shardwise.errors import NotInitializedError, SpecError
 from shardwise.placement import Placement, placement_at
 from shardwise.sharding_spec.block_cyclic import BlockCyclicShardingSpec
+from shardwise.sharding_spec.calls import parse_call
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from shardwise.sharding_spec.flat import FlatShardingSpec
 from shardwise.sharding_spec.fused import FusedShardingSpec
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "block_cyclic",
+    "check_spec_text",
     "chunk",
     "flat",
     "fused",
@@ -151,38 +152,33 @@ def parse_spec(
     >>> parse_spec("on_rank(2)", device="cpu").layout((3,))
     Layout((3,): whole, rank 2)
     """
-    make, args, kwargs = _parse_call(text)
-    try:
-        call = inspect.signature(make).bind(*args, **kwargs)
-    except TypeError as error:
-        raise SpecError(f"spec {text!r}", got=str(error), fix=_examples()) from error
+    make, call = _bound(text)
     for name, default in (("ranks", ranks), ("device", device)):
         if name in call.signature.parameters:
             call.arguments.setdefault(name, default)
     return make(*call.args, **call.kwargs)
 
 
-def _parse_call(
-    text: str,
-) -> tuple[Callable[..., ShardingSpec], list[object], dict[str, object]]:
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-            raise ValueError("not a call")
-        args = [ast.literal_eval(argument) for argument in call.args]
-        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError):
-        raise SpecError(
-            "spec", expected="a call with plain values", got=f"{text!r:.80}", fix=_examples()
-        ) from None
-    if call.func.id not in _BY_NAME:
+def check_spec_text(text: str) -> None:
+    """Raises if `parse_spec` cannot read the text, whatever the ranks are."""
+    _bound(text)
+
+
+def _bound(text: str) -> tuple[Callable[..., ShardingSpec], inspect.BoundArguments]:
+    """The function that the text calls, and its arguments by name."""
+    call = parse_call(text, fix=_examples())
+    if call.name not in _BY_NAME:
         raise SpecError(
             "spec",
             expected=f"one of {', '.join(sorted(_BY_NAME))}",
-            got=call.func.id,
+            got=call.name,
             fix=_examples(),
         )
-    return _BY_NAME[call.func.id], args, kwargs
+    make = _BY_NAME[call.name]
+    try:
+        return make, inspect.signature(make).bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise SpecError(f"spec {text!r}", got=str(error), fix=_examples()) from error
 
 
 def _examples() -> str:

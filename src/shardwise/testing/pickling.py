@@ -6,6 +6,7 @@ cells, lambdas, closures, and test modules that pytest imports without touching 
 
 from __future__ import annotations
 
+import importlib
 import io
 import operator
 import sys
@@ -55,6 +56,10 @@ class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is
     def reducer_override(self, obj: Any) -> Any:
         if _is_unloadable(obj):
             return _tensor_of_bytes, _as_bytes(obj)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            # torch's modules of settings, which cloudpickle finds by a function's words: where one
+            # uses torch.distributed and says `x.config`, it takes torch.distributed.config along.
+            return importlib.import_module, (obj.__name__,)
         if isinstance(obj, FunctionType | type) and obj.__module__ not in self._seen:
             self._seen.add(obj.__module__)
             module = sys.modules.get(obj.__module__)

@@ -1,0 +1,185 @@
+"""Trains a small GPT whose parameters are cut over ranks, beside the same model on one process.
+
+    torchrun --nproc-per-node 4 examples/train_gpt.py
+
+The model (examples/gpt.py) is plain torch. A plan says which parameter is cut how; shard_module
+carries it out, and the training loop below is the one that everybody writes. Half-way the model
+changes to another plan, optimizer state and all, and the loss goes on as if nothing had happened:
+on rank 0 the same model is trained without sharding, and the two losses stand side by side. At the
+end the model writes some text.
+
+Without torchrun it runs on one process, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
+
+import torch
+import torch.distributed as dist
+from examples.gpt import GPT, PLANS, Config, plan_of
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
+
+import shardwise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TEXT = Path(__file__).with_name("data") / "tale.txt"
+DTYPES = ("float32", "float64", "bfloat16")
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    kinds = argparse.RawDescriptionHelpFormatter
+    plans = "\n".join(f"  {name:10}{plan.__doc__}" for name, plan in PLANS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=f"plans:\n{plans}", formatter_class=kinds
+    )
+    parser.add_argument("--steps", type=int, default=200, help="steps of training (200)")
+    parser.add_argument("--plan", choices=PLANS, default="mixed", help="how it begins (mixed)")
+    parser.add_argument("--then", choices=PLANS, default="grid", help="how it goes on (grid)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="float32; bfloat16 is autocast"
+    )
+    parser.add_argument("--batch", type=int, default=16, help="pieces of text per step (16)")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
+    parser.add_argument("--sample", type=int, default=120, help="letters to write at the end (120)")
+    parser.add_argument("--alone", action="store_true", help="train no second model to compare")
+    return parser.parse_args(argv)
+
+
+class Text:
+    """A text as numbers, one per letter."""
+
+    def __init__(self, path: Path) -> None:
+        text = path.read_text()
+        self.letters = sorted(set(text))
+        self.ids = torch.tensor([self.letters.index(letter) for letter in text])
+
+    def batch(
+        self, size: int, length: int, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pieces of the text, and the same one letter on: the same for the same generator."""
+        starts = torch.randint(len(self.ids) - length, (size,), generator=generator)
+        pieces = torch.stack([self.ids[start : start + length + 1] for start in starts.tolist()])
+        return pieces[:, :-1], pieces[:, 1:]
+
+    def words(self, ids: Sequence[int]) -> str:
+        return "".join(self.letters[number] for number in ids)
+
+
+class Trainer:
+    """A model and its optimizer; knows nothing of sharding."""
+
+    def __init__(self, model: nn.Module, dtype: str) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
+        self.is_mixed = dtype == "bfloat16"
+
+    def step(self, ids: torch.Tensor, targets: torch.Tensor) -> float:
+        with torch.autocast("cpu", torch.bfloat16) if self.is_mixed else nullcontext():
+            loss = self.model(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()  # type: ignore[no-any-return]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv)
+    if "RANK" in os.environ:  # torchrun has started us
+        dist.init_process_group("gloo")
+    else:
+        shardwise.init_single()
+    torch.set_num_threads(1)
+    try:
+        with shardwise.implicit_comm("error"):  # nothing is sent that the plan does not say
+            train(options)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    width = None if sys.stdout.isatty() else 100
+    console = Console(quiet=rank != 0, highlight=False, width=width)
+    text = Text(TEXT)
+    config = Config(vocabulary=len(text.letters))
+
+    # Only rank 0 ever has the whole model; the others know its shapes.
+    torch.manual_seed(options.seed)
+    with torch.device("cpu" if rank == 0 else "meta"):
+        model = GPT(config).to(torch.float64 if options.dtype == "float64" else torch.float32)
+    beside = None
+    if rank == 0 and not options.alone:
+        beside = Trainer(copy.deepcopy(model), options.dtype)
+
+    plan = plan_of(options.plan, config, world_size)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    console.print(
+        f"\n[bold]A GPT with {count:,} parameters on {world_size} ranks, plan {options.plan}[/]"
+    )
+    console.print(plan.explain(model))
+    shardwise.shard_module(model, plan)
+    trainer = Trainer(model, options.dtype)
+
+    console.print("\n  step      loss  one process  difference")
+    generator = torch.Generator().manual_seed(options.seed)
+    largest = 0.0
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=options.steps)
+        for step in range(options.steps):
+            if step == options.steps // 2:
+                change_plan(trainer, plan_of(options.then, config, world_size))
+                console.print(f"  now the plan is {options.then}, optimizer state and all")
+            batch = text.batch(options.batch, config.length, generator)
+            loss = trainer.step(*batch)
+            other = None if beside is None else beside.step(*batch)
+            largest = max(largest, abs(loss - other)) if other is not None else largest
+            if step % max(1, options.steps // 12) == 0 or step == options.steps - 1:
+                console.print(line(step, loss, other))
+            progress.advance(task)
+    if beside is not None:
+        console.print(f"  the largest difference of all {options.steps} steps is {largest:.1e}")
+    written = write(model, text, options.sample, config.length, options.seed)
+    console.print(f"\n[bold]What it writes[/] (after {config.length} letters of the text)")
+    console.print(written, markup=False)
+    console.print()
+
+
+def change_plan(trainer: Trainer, plan: shardwise.ShardingPlan) -> None:
+    """The same parameters, elsewhere: the optimizer keeps them and its state follows."""
+    shardwise.reshard_module(trainer.model, plan, trainer.optimizer)
+
+
+def line(step: int, loss: float, other: float | None) -> str:
+    beside = "" if other is None else f"  {other:11.6f}  {abs(loss - other):10.1e}"
+    return f"{step:6}  {loss:8.6f}{beside}"
+
+
+@torch.no_grad()
+def write(model: nn.Module, text: Text, count: int, length: int, seed: int) -> str:
+    """Letters drawn one by one; all ranks draw the same, since all have the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = text.ids[:length].tolist()
+    model.eval()
+    for _ in range(count):
+        logits: Any = model(torch.tensor([ids[-length:]]))
+        chances = (logits[0, -1].full_tensor() / 0.7).softmax(0)
+        ids.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return text.words(ids[length:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Full tensors of one rank, or of all, cut by specs: many in one exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwise.arguments import whole_number
+from shardwise.comm.differentiable import Exchange, carriers_of, home_of, transfer_of
+from shardwise.comm.executor import execute_all
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.sharded_tensor.resharding import replicated
+from shardwise.sharded_tensor.state import check_requires_grad, make_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharding_spec.on_device import on_device
+from shardwise.sharding_spec.spec import ShardingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.comm.communicator import Communicator
+    from shardwise.geometry import Layout
+
+__all__ = ["SEED_PHRASES", "Full", "checked_full", "is_source", "on_meta", "scatter"]
+
+# What callers of the seed look for in the message when ranks differ.
+SEED_PHRASES = {
+    "src_rank": "src_rank of one rank does not match with src_rank of another",
+    "sharding_spec": "sharding_spec of one rank does not match with sharding_spec of another",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A full tensor, found right, and how it is to be cut."""
+
+    tensor: torch.Tensor
+    spec: ShardingSpec
+    layout: Layout
+    devices: tuple[torch.device, ...]  # of this rank's pieces
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel() * self.tensor.dtype.itemsize
+
+    @property
+    def compared(self) -> dict[str, object]:
+        """What all ranks must agree on."""
+        return {
+            "size": tuple(self.tensor.shape),
+            "dtype": self.tensor.dtype,
+            "requires_grad": self.tensor.requires_grad,
+            "sharding_spec": self.layout,
+        }
+
+
+def is_source(members: Communicator, src_rank: int | None) -> bool:
+    """Whether this rank's data count; raises if `src_rank` is no position in the group."""
+    if src_rank is None:
+        return True
+    return members.ranks.rank_at(whole_number(src_rank, "src_rank")) == members.rank
+
+
+def checked_full(
+    tensor: object,
+    spec: object,
+    members: Communicator,
+    *,
+    src_rank: int | None,
+    name: str = "input tensor",
+) -> Full:
+    """The tensor and the spec, unless they do not fit; `name` is the tensor's, in messages."""
+    has_data = is_source(members, src_rank)
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):
+        raise ArgumentTypeError(
+            f"{name}, which is to be distributed",
+            rank=members.rank,
+            expected="a plain torch.Tensor",
+            got=type(tensor).__name__,
+            fix="A ShardedTensor is resharded: shardwise.reshard(st, spec)."
+            if isinstance(tensor, ShardedTensor)
+            else None,
+        )
+    _check_memory(tensor, name, members.rank, has_data=has_data)
+    if not isinstance(spec, ShardingSpec):
+        raise ArgumentTypeError(
+            "sharding_spec",
+            expected="a ShardingSpec",
+            got=type(spec).__name__,
+            fix="E.g. shardwise.chunk(0).",
+        )
+    shape = tuple(tensor.shape)
+    layout = spec.layout(shape)
+    members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
+    if tensor.requires_grad:
+        check_requires_grad(layout, tensor.dtype, members.rank)
+    return Full(tensor, spec, layout, spec.local_devices(shape, members.rank))
+
+
+def _check_memory(tensor: torch.Tensor, name: str, rank: int, *, has_data: bool) -> None:
+    if tensor.layout != torch.strided:
+        raise ArgumentValueError(
+            f"{name}: Only torch.strided layout is currently supported",
+            rank=rank,
+            got=tensor.layout,
+        )
+    if has_data and not tensor.is_contiguous():
+        raise ArgumentValueError(
+            f"{name} is not a contiguous Tensor",
+            rank=rank,
+            got=f"strides {tensor.stride()} for shape {tuple(tensor.shape)}",
+            fix="Pass tensor.contiguous().",
+        )
+
+
+def scatter(
+    fulls: Sequence[Full],
+    members: Communicator,
+    *,
+    src_rank: int | None,
+    max_bytes: int | None = None,
+) -> list[ShardedTensor]:
+    """The tensors, cut: new leaves, all moved in one exchange. All ranks call it, having agreed."""
+    jobs = [_job(full, members, src_rank) for full in fulls]
+    with torch.no_grad():
+        held = [_held(full, job) for full, job in zip(fulls, jobs, strict=True)]
+        transfers = [transfer_of(job, one) for job, one in zip(jobs, held, strict=True)]
+        moved = execute_all(transfers, group=members, max_bytes=max_bytes)
+    return [
+        _made(full, shards, members, home_of(job, one))
+        for full, shards, job, one in zip(fulls, moved, jobs, held, strict=True)
+    ]
+
+
+def _job(full: Full, members: Communicator, src_rank: int | None) -> Exchange:
+    owners = members.ranks if src_rank is None else (members.ranks.rank_at(src_rank),)
+    source = replicated(full.layout.shape, tuple(sorted(owners)))
+    here = (full.tensor.device,) if members.rank in source.ranks else ()
+    return Exchange(source, full.layout, here, full.devices, members)
+
+
+def _held(full: Full, job: Exchange) -> tuple[torch.Tensor, ...]:
+    """What this rank brings: on ranks other than the source, nothing of `full`'s data."""
+    home = torch.device("cpu") if full.tensor.is_meta else full.tensor.device
+    mine = [full.tensor.detach()] if job.source_devices else []
+    return carriers_of(mine, dtype=full.tensor.dtype, device=home)
+
+
+def on_meta(full: Full, members: Communicator) -> ShardedTensor:
+    """The tensor, cut, without data; nothing is sent. All ranks call it, having agreed."""
+    boxes = full.layout.boxes_of(members.rank)
+    shards = [torch.empty(box.shape, dtype=full.tensor.dtype, device="meta") for box in boxes]
+    meta = torch.device("meta")
+    spec = on_device(full.spec, full.layout.shape, meta)
+    return _made(full, shards, members, meta, spec=spec)
+
+
+def _made(
+    full: Full,
+    shards: Sequence[torch.Tensor],
+    members: Communicator,
+    device: torch.device,
+    *,
+    spec: ShardingSpec | None = None,
+) -> ShardedTensor:
+    for shard in shards:
+        shard.requires_grad_(full.tensor.requires_grad)
+    return wrap(
+        make_state(
+            full.layout,
+            shards,
+            group=members,
+            spec=full.spec if spec is None else spec,
+            dtype=full.tensor.dtype,
+            device=device,
+            requires_grad=full.tensor.requires_grad,
+        )
+    )
