@@ -174,6 +174,11 @@ SEED = {
         "shard_module",
         "shard_parameter",
     ],
+    "sharder": ["Sharder"],
+    "sharding_plan": ["ShardingPlan", "ShardingPlanner"],
+    "sharding_plan.api": ["ShardingPlan", "ShardingPlanner"],
+    "sharded_optim": ["ShardedOptimizer", "named_params_with_sharded_tensor"],
+    "sharded_optim.api": ["ShardedOptimizer"],
     "sharded_tensor": [
         "ShardedTensorMetadata",
         "TensorProperties",

@@ -113,11 +113,11 @@ _HOMES = {
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
     "shardwise.modules.data_parallel": ["ddp_ignore"],
-    "shardwise.modules.materializing": ["materialize"],
-    "shardwise.modules.sharding": ["shard_module", "shard_parameter"],
     "shardwise.modules.full_state": ["full_state_dict"],
     "shardwise.modules.loading": ["load_full_state_dict"],
+    "shardwise.modules.materializing": ["materialize"],
     "shardwise.modules.resharding": ["reshard_module"],
+    "shardwise.modules.sharding": ["shard_module", "shard_parameter"],
     "shardwise.sharded_tensor": [
         "ShardedTensor",
         "as_local_rows",

@@ -5,7 +5,6 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 
 from __future__ import annotations
 
-import weakref
 from datetime import timedelta
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,7 +52,6 @@ __all__ = [
     "gradient_hooks",
     "group_store",
     "ignore_in_ddp",
-    "is_swappable",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
@@ -234,13 +232,6 @@ def swap_impl(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Swaps what the two objects are in C++; their Python attributes stay."""
     private: Any = torch._C
     private._swap_tensor_impl(tensor, other)
-
-
-def is_swappable(tensor: torch.Tensor) -> bool:
-    """Whether `torch.utils.swap_tensors` can swap it: nothing but its gradient node holds it."""
-    private: Any = tensor
-    most = 2 if tensor.is_leaf and tensor.requires_grad else 1
-    return not weakref.getweakrefs(tensor) and private._use_count() <= most
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

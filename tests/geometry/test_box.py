@@ -70,6 +70,17 @@ def test_the_0d_box_has_one_element_and_no_slices() -> None:
     assert (box.volume, box.slices(), box & box, str(box)) == (1, (), box, "[]")
 
 
+def test_a_box_is_made_of_a_range_for_each_dim() -> None:
+    assert Box.of([(0, 3), (1, 5)]) == Box((0, 1), (3, 5))
+    assert Box.of([]) == Box((), ())
+
+
+def test_a_box_along_some_dims_has_their_ranges_in_their_order() -> None:
+    box = Box((0, 1, 2), (3, 5, 7))
+    assert box.along([2, 0]) == Box((2, 0), (7, 3))
+    assert box.along([]) == Box((), ())
+
+
 def test_boxes_are_values() -> None:
     box = Box.at((1, 2), (3, 4))
     assert box == Box((1, 2), (4, 6))

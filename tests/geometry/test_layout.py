@@ -159,6 +159,7 @@ def test_a_pending_operation_with_one_term_per_box_is_none() -> None:
 def test_replicated_means_the_whole_on_every_rank_and_nothing_pending() -> None:
     whole = Box.whole((3, 2))
     assert Layout((3, 2), [whole] * 3, [0, 5, 2]).is_replicated
+    assert Layout.replicated((3, 2), [0, 5, 2]) == Layout((3, 2), [whole] * 3, [0, 5, 2])
     assert not Layout((3, 2), [whole] * 2, [0, 1], terms=[0, 1], pending="sum").is_replicated
     assert not Layout((4, 6), HALVES, [0, 1]).is_replicated
 

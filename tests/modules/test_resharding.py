@@ -15,6 +15,7 @@ from shardwise.comm.simulate import simulate
 from shardwise.errors import ShardwiseError
 from shardwise.sharded_tensor import ShardedTensor
 from shardwise.sharder import Sharder
+from shardwise.sharders import Columnwise, Rowwise
 from shardwise.sharding_plan import ShardingPlan
 
 
@@ -196,6 +197,50 @@ def test_state_that_was_loaded_in_another_layout_comes_to_its_parameter() -> Non
     simulate(on_rank, 2)
 
 
+def test_what_the_old_plan_did_to_outputs_and_inputs_ends() -> None:
+    def on_rank(rank: int) -> None:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+        x = torch.linspace(-1, 1, 10).double().view(2, 5)
+        expected = model(x).detach()
+        first = ShardingPlan(
+            {"0.*": "chunk(0)"},
+            output_plan={"": "chunk(1)"},
+            return_local_tensor=["0"],
+            input_plan={"": "replicated"},
+        )
+        shardwise.shard_module(model, first, src_rank=None)
+        model = copy.deepcopy(model)  # with its hooks
+        with pytest.raises(RuntimeError):
+            model(x)  # the second layer does not fit a part of the first one's output
+        second = ShardingPlan({"0.*": "replicate()"}, output_plan={"": "replicate()"})
+        shardwise.reshard_module(model, second)
+        with shardwise.plain_inputs("replicated"):
+            for _ in range(2):
+                found = model(x)
+                assert found.shard_layout == shardwise.replicate(range(2)).layout((2, 3))
+                torch.testing.assert_close(found.full_tensor().detach(), expected)
+        shardwise.reshard_module(model, ShardingPlan({}, input_plan={"": "chunk(0)"}))
+        with shardwise.implicit_comm("error"):
+            found = model(x)
+        assert found.shard_layout == shardwise.chunk(0, ranks=range(2)).layout((2, 3))
+        torch.testing.assert_close(found.full_tensor().detach(), expected)
+
+    simulate(on_rank, 2)
+
+
+def test_sharders_that_are_made_of_specs_are_taken() -> None:
+    def on_rank(rank: int) -> None:
+        model = made()
+        shardwise.reshard_module(model, ShardingPlan({"up": Columnwise(), "down": Rowwise()}))
+        assert isinstance(model.up.bias, ShardedTensor)
+        weight: Any = model.down.weight
+        assert weight.shard_layout == shardwise.chunk(1, ranks=range(2)).layout((6, 10))
+        torch.testing.assert_close(loss_of(model).full_tensor(), loss_of(made()))
+
+    simulate(on_rank, 2)
+
+
 class Other(Sharder):
     def shard(self, module: nn.Module) -> nn.Module:
         return module
@@ -218,6 +263,8 @@ def test_wrong_calls_change_nothing() -> None:
             shardwise.reshard_module(model, ShardingPlan({"up.weight": "chunk(0)"}))
         with pytest.raises(ShardwiseError, match="optimizer of reshard_module"):
             shardwise.reshard_module(model, ShardingPlan({}), "adam")  # type: ignore[arg-type]
+        with pytest.raises(ShardwiseError, match="expected a ShardingPlan, got dict"):
+            shardwise.reshard_module(model, {})  # type: ignore[arg-type]
         assert not any(isinstance(one, ShardedTensor) for one in model.parameters())
         kept.backward()
 

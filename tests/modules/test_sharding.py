@@ -21,7 +21,9 @@ import shardwise
 from shardwise import Sharder, ShardingPlan
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, RankFailure
+from shardwise.modules import sharding
 from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor.scattering import scatter
 from shardwise.testing.local_run import run_local
 from shardwise.testing.memory import peak_tensor_bytes
 from shardwise.testing.strategies import specs
@@ -164,22 +166,36 @@ def test_ranks_agree_once_and_all_tensors_go_in_one_exchange() -> None:
     assert [name for name, _ in events] == ["compare arguments"]
 
 
-def _peaks(rank: int) -> list[int]:
-    """At most the own part, the cap, and (on the source) nothing that has gone already."""
-    found = []
-    for max_bytes in (1 << 16, None):
-        layers = [nn.Linear(256, 256, bias=False) for _ in range(8)]
-        model = nn.Sequential(*layers) if rank == 0 else nn.Sequential(*layers).to("meta")
-        plan = ShardingPlan({"*": "chunk(0)"})
-        run = functools.partial(shardwise.shard_module, model, plan, max_bytes=max_bytes)
-        found.append(peak_tensor_bytes(run))
-    return found
+def _peak(rank: int) -> int:
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(8)]
+    model = nn.Sequential(*layers) if rank == 0 else nn.Sequential(*layers).to("meta")
+    plan = ShardingPlan({"*": "chunk(0)"})
+    return peak_tensor_bytes(lambda: shardwise.shard_module(model, plan, max_bytes=1 << 16))
 
 
 def test_memory_is_the_own_part_and_the_cap() -> None:
     share = 8 * 256 * 256 * 4 // 2
-    capped, _ = zip(*run_local(_peaks, 2), strict=True)
-    assert max(capped) <= share + (1 << 16)
+    assert max(run_local(_peak, 2)) <= share + (1 << 16)
+
+
+def test_what_has_gone_is_given_up_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "_LEAST_STEP", 1)
+    alive: list[int] = []  # of the full tensors of rank 0, at each step
+
+    def run(rank: int) -> None:
+        model: Any = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(4)])
+        storages = [weakref.ref(layer.weight.untyped_storage()) for layer in model]
+
+        def noted(*args: Any, **options: Any) -> Any:
+            if rank == 0:
+                alive.append(sum(storage() is not None for storage in storages))
+            return scatter(*args, **options)
+
+        monkeypatch.setattr(sharding, "scatter", noted)
+        shardwise.shard_module(model, ShardingPlan({"*": "chunk(0)"}))
+
+    simulate(run, 1)
+    assert alive == [4, 3, 2, 1]
 
 
 def _parameters_stay(rank: int) -> None:
@@ -270,6 +286,10 @@ def _sharders(rank: int) -> None:
     assert isinstance(model[0], nn.Sequential)
     assert not hasattr(model, "mod_name")
     assert isinstance(model[0][0].weight, ShardedTensor)
+    shared = nn.Linear(4, 4)
+    twice = nn.Sequential(shared, nn.GELU(), shared)
+    shardwise.shard_module(twice, ShardingPlan({"[02]": Doubled()}))
+    assert twice[0] is twice[2]
     plain = mlp()
     with pytest.raises(TypeError, match=r"Broken\.shard returned for '0'.*Module.*got str"):
         shardwise.shard_module(plain, ShardingPlan({"0": Broken(), "2.weight": "chunk(1)"}))
@@ -330,6 +350,13 @@ def _wrong(rank: int) -> None:
         r"meta device\. Pass src_rank=1"
     )
     _refused(ValueError, without, by(plan), lambda m: m[0].to("meta") if rank == 0 else None)
+    with shardwise.set_check("debug"):
+
+        def shifted(model: Any) -> None:
+            with torch.no_grad():
+                model[2].bias.add_(rank)
+
+        _refused(ValueError, "ranks differ in data of '2.bias'", by(plan), shifted)
     # Wrong on one rank alone.
     names = ShardingPlan({"0.weight": rows, f"{2 * rank}.bias": rows})
     _refused(AgreementError, "ranks differ in tensors", by(names))

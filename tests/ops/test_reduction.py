@@ -15,7 +15,7 @@ from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.geometry import Box, Layout
 from shardwise.ops import RULES, Call, Decision, Operand
-from shardwise.ops.reduction import Reduced, reduced_of, terms_of
+from shardwise.ops.terms import Reduced, reduced_of, terms_of
 from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import wrap

@@ -144,6 +144,23 @@ def test_writes_reach_the_base_and_the_view_with_gradients(
     check_op(Sample(call, (layout.shape, ())), [layout, other], world_size=3)
 
 
+def test_a_write_into_a_view_of_a_view_reaches_all_pieces_of_the_base() -> None:
+    """Rank 0 writes one of its pieces, rank 1 none; both then go on with others."""
+    boxes = [Box((row, 0), (row + 1, 2)) for row in range(4)]
+    layout = Layout((4, 2), boxes, [0, 0, 1, 1])
+
+    def call(x: Any, y: Any) -> Any:
+        found = []
+        for base in (x * 1, x * 2):  # the second takes the quick way
+            part = base[:1][:, 1:]
+            part.add_(y.sum())
+            found += [base, base[1:3]]
+        return found
+
+    other = Layout((3,), [Box((0,), (1,)), Box((1,), (3,))], [1, 2])
+    check_op(Sample(call, ((4, 2), (3,))), [layout, other], world_size=3)
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 VIEWS: dict[str, Callable[[Any], Any]] = {

@@ -45,27 +45,6 @@ class Block(nn.Module):
         return self.fn(self, *args)
 
 
-def shard_by(model: nn.Module, plan: ShardingPlan, ranks: range) -> None:
-    matched = match(plan, model, ranks, "cpu")
-    for target in matched.targets:
-        made: Any = shardwise.distribute(target.tensor.detach(), target.spec, src_rank=None)
-        made = nn.Parameter(made) if isinstance(target.tensor, nn.Parameter) else made
-        for name in target.names:
-            path, _, last = name.rpartition(".")
-            setattr(model.get_submodule(path), last, made)
-    for path, spec in matched.outputs:
-        model.get_submodule(path).register_forward_hook(_bring_to(spec))
-
-
-def _bring_to(spec: Any) -> Callable[..., Any]:
-    def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return tuple(y if y is None else shardwise.reshard(y, spec) for y in output)
-        return shardwise.reshard(output, spec)
-
-    return hook
-
-
 def check(
     model: nn.Module,
     entries: Mapping[str, Sharder] | ShardingPlan,
@@ -80,7 +59,7 @@ def check(
 
     def on_rank(rank: int) -> None:
         sharded = copy.deepcopy(first)
-        shard_by(sharded, plan, range(world_size))
+        shardwise.shard_module(sharded, plan, src_rank=None)
         with shardwise.implicit_comm("error"), shardwise.plain_inputs("replicated"):
             found = _first(sharded(*given))
             assert isinstance(found, shardwise.ShardedTensor)
@@ -358,3 +337,13 @@ def test_wrong_arguments_are_refused_where_they_are_given() -> None:
         Columnwise("rows(0)")
     with pytest.raises(ValueError, match=r"'a' of EmbeddingTables\.tables: expected one of row"):
         EmbeddingTables({"a": "rows"})
+
+
+def test_a_sharder_shards_a_module_alone() -> None:
+    def alone(rank: int) -> tuple[int, ...]:
+        layer = nn.Linear(6, 5)
+        assert Columnwise(sizes=[2, 3]).shard(layer) is layer
+        weight: Any = layer.weight
+        return tuple(weight.local_tensor().shape)
+
+    assert simulate(alone, 2).results == [(2, 6), (3, 6)]

@@ -36,7 +36,8 @@ SPECS = strategies.shapes().flatmap(
     lambda shape: st.tuples(st.just(shape), strategies.specs(shape, world_size=4))
 )
 RANKS = st.none() | st.lists(st.integers(0, 3), min_size=1, unique=True)
-OUTPUTS = st.sampled_from([None, "replicate()", "chunk(1)", "grid([2, 1], ranks=[[0, 1], [2]])"])
+TEXTS = st.sampled_from(["replicate()", "chunk(1)", "grid([2, 1], ranks=[[0, 1], [2]])"])
+OUTPUTS = st.none() | TEXTS
 NAMES = st.text("abc.*[]0", min_size=1, max_size=6)
 CUT = st.none() | st.lists(st.integers(0, 9), min_size=1)
 SHARDERS: st.SearchStrategy[Sharder] = st.one_of(
@@ -64,7 +65,7 @@ def plans(draw: st.DrawFn) -> tuple[ShardingPlan, list[tuple[int, ...]]]:
     words = st.sampled_from(["local_rows", "replicated", "chunk(0)"])
     plan = ShardingPlan(
         {**entries, **sharders},
-        draw(st.none() | st.dictionaries(NAMES | st.just(""), OUTPUTS.filter(bool))),
+        draw(st.none() | st.dictionaries(NAMES | st.just(""), TEXTS)),
         draw(st.none() | st.lists(NAMES)),
         draw(st.none() | st.dictionaries(NAMES | st.just(""), words)),
     )

@@ -69,6 +69,12 @@ class Box:
         return cls((0,) * len(sizes), sizes)
 
     @classmethod
+    def of(cls, ranges: Iterable[Sequence[int]]) -> Box:
+        """Box of a range (start, stop) for each dim."""
+        listed = list(ranges)
+        return cls(tuple(low for low, _ in listed), tuple(high for _, high in listed))
+
+    @classmethod
     def _trusted(cls, start: tuple[int, ...], stop: tuple[int, ...]) -> Box:
         """Box of ends that are known to be right: checking takes most of a box's time."""
         box = object.__new__(cls)
@@ -127,6 +133,11 @@ class Box:
             (*self.start[:dim], start, *self.start[dim + 1 :]),
             (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
         )
+
+    def along(self, dims: Iterable[int]) -> Box:
+        """The ranges of these dims, in their order, as a box of its own."""
+        chosen = tuple(dims)
+        return Box(tuple(self.start[d] for d in chosen), tuple(self.stop[d] for d in chosen))
 
     def relative_to(self, origin: Box) -> Box:
         """This box in the coordinates of `origin`, which must contain it."""

@@ -133,6 +133,11 @@ class Layout:
             pending=pending,
         )
 
+    @classmethod
+    def replicated(cls, shape: Sequence[int], ranks: Sequence[int]) -> Layout:
+        """Layout of a tensor that each of `ranks` holds whole."""
+        return cls(shape, [Box.whole(shape)] * len(ranks), ranks)
+
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)

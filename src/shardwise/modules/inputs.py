@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
     from shardwise.comm.communicator import Communicator
     from shardwise.settings import Change
@@ -52,11 +53,10 @@ def parse_meaning(meaning: Meaning, members: Communicator) -> Meaning:
 
 def add_input_hook(
     module: nn.Module, name: str, meaning: Meaning, members: Communicator
-) -> nn.Module:
+) -> tuple[RemovableHandle, RemovableHandle]:
     """Has `module` take its plain inputs as `meaning` says, and run under "replicated"."""
-    module.register_forward_pre_hook(InputHook(name, meaning, members), with_kwargs=True)
-    module.register_forward_hook(_leave, always_call=True)
-    return module
+    before = module.register_forward_pre_hook(InputHook(name, meaning, members), with_kwargs=True)
+    return before, module.register_forward_hook(_leave, always_call=True)
 
 
 class InputHook:

@@ -1,21 +1,57 @@
-"""What a plan does to outputs and inputs of modules, by hooks that can be taken off again."""
+"""What a plan does to outputs and inputs of modules, by hooks that another plan takes off again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from shardwise.modules.inputs import add_input_hook
+from shardwise.modules.outputs import LocalOutput, ReshardedOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
-    from shardwise.sharding_plan.matching import Matched
+    from shardwise.comm.communicator import Communicator
+    from shardwise.sharding_plan.api import Meaning
+    from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["replace_plan_hooks"]
+__all__ = ["add_plan_hooks", "remove_plan_hooks"]
 
-HANDLES = "_shardwise_plan_hooks"  # attribute of a module: what removes the hooks of its plan
+_HANDLES = "_shardwise_plan_hooks"  # attribute of a module: what takes its hooks off
 
 
-def replace_plan_hooks(model: nn.Module, matched: Matched) -> None:
-    """Takes off what an earlier plan did to outputs and inputs."""
+def add_plan_hooks(
+    model: nn.Module,
+    *,
+    outputs: Sequence[tuple[str, ShardingSpec]],
+    locals: Sequence[str],
+    inputs: Sequence[tuple[str, Meaning]],
+    members: Communicator,
+) -> None:
+    """Has submodules, by their paths, do to outputs and inputs what a plan says."""
+    for path, spec in outputs:
+        module = model.get_submodule(path)
+        _keep(module, module.register_forward_hook(ReshardedOutput(_named(path), spec)))
+    for path in locals:
+        module = model.get_submodule(path)
+        _keep(module, module.register_forward_hook(LocalOutput(_named(path))))
+    for path, meaning in inputs:
+        module = model.get_submodule(path)
+        _keep(module, *add_input_hook(module, _named(path), meaning, members))
+
+
+def remove_plan_hooks(model: nn.Module) -> None:
+    """Ends what plans have done to outputs and inputs of the model's modules."""
     for module in model.modules():
-        for handle in vars(module).pop(HANDLES, ()):
+        for handle in vars(module).pop(_HANDLES, ()):
             handle.remove()
+
+
+def _keep(module: nn.Module, *handles: Any) -> None:
+    vars(module).setdefault(_HANDLES, []).extend(handles)
+
+
+def _named(path: str) -> str:
+    """A module's name in messages."""
+    return path or "(the whole module)"

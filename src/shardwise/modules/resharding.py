@@ -7,28 +7,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwise._torch_compat import is_swappable
+from shardwise._torch_compat import can_swap
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.modules.group import group_of
-from shardwise.modules.plan_hooks import replace_plan_hooks
+from shardwise.modules.plan_hooks import add_plan_hooks, remove_plan_hooks
+from shardwise.modules.replacing import owners_of, put_in_place
 from shardwise.sharded_optim.state_tensors import promote, state_moves
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.state import check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, show_requires_grad
+from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.to_layout import target_of
 from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
+from shardwise.sharding_plan.api import ShardingPlan
 from shardwise.sharding_plan.matching import match
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.modules.replacing import Owner
     from shardwise.sharded_tensor.to_layout import Target
-    from shardwise.sharding_plan.api import ShardingPlan
     from shardwise.sharding_plan.matching import Matched
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -48,11 +50,11 @@ def reshard_module(
 ) -> None:
     """Brings a live model to another plan, its gradients and the optimizer's state with it.
 
-    All ranks of the model's group call it. Parameters and buffers stay the same objects, so
-    optimizers, hooks and tied weights go on as they were, and training continues with the same
-    numbers. What the plan does not name stays where it is. A plain tensor that it names, which
-    every rank has whole, becomes sharded. What the old plan did to outputs and inputs ends, and
-    the new plan's begins.
+    All ranks of the model's group call it. Parameters stay the same objects, so optimizers, hooks
+    and tied weights go on as they were, and training continues with the same numbers. What the
+    plan does not name stays where it is. A plain tensor that it names, which every rank has whole,
+    becomes sharded. What the old plan did to outputs and inputs ends, and the new plan's begins.
+    Sharders that are made of specs, as the built-in ones, may be in it.
 
     State that has its parameter's shape follows it; state that a parameter of the model has in
     another layout, or plain, is brought to the parameter's layout, also if that does not change.
@@ -72,18 +74,31 @@ def reshard_module(
     """
     members = group_of(model, process_group)
     optimizers = _listed(optimizer)
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    named = _named_tensors(model)
     matched, targets = _agreed(model, plan, named, members)
-    for name in targets:
-        if not isinstance(named[name], ShardedTensor):
-            _promote_in_place(named[name], members)
+    for one in matched.targets:
+        if not isinstance(one.tensor, ShardedTensor):
+            _promote_in_place(one.tensor, owners_of(model, one.names), members)
+    named = _named_tensors(model)
     tensors: dict[str, Any] = {name: named[name] for name in targets}
-    for one in optimizers:
-        state, where = state_moves(one, named, targets)
+    for each in optimizers:
+        state, where = state_moves(each, named, targets)
         tensors |= state
         targets |= where
     reshard_all_in_place(tensors, targets, max_bytes=max_bytes, progress=progress)
-    replace_plan_hooks(model, matched)
+    remove_plan_hooks(model)
+    add_plan_hooks(
+        model,
+        outputs=matched.outputs,
+        locals=matched.locals,
+        inputs=matched.inputs,
+        members=members,
+    )
+
+
+def _named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, each by one name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
@@ -106,9 +121,16 @@ def _agreed(
     values: dict[str, object] = {}
     targets: dict[str, Target] = {}
     try:
+        if not isinstance(plan, ShardingPlan):
+            raise ArgumentTypeError(
+                "plan of reshard_module", expected="a ShardingPlan", got=type(plan).__name__
+            )
         device = next((tensor.device.type for tensor in named.values()), "cpu")
         matched = match(plan, model, list(members.ranks), device)
         _check_no_sharders(matched, members.rank)
+        values["output_plan"] = matched.outputs
+        values["return_local_tensor"] = matched.locals
+        values["input_plan"] = matched.inputs
         name_of = {id(tensor): name for name, tensor in named.items()}
         for one in matched.targets:
             name = name_of[id(one.tensor)]
@@ -132,8 +154,8 @@ def _target(name: str, tensor: torch.Tensor, spec: ShardingSpec, members: Commun
     except Exception as error:
         error.add_note(f"while resharding {name!r}")
         raise
-    is_held = isinstance(tensor, ShardedTensor) or is_swappable(tensor)
-    if not tensor.is_leaf or not is_held:
+    is_plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, ShardedTensor)
+    if not tensor.is_leaf or (is_plain and not can_swap(tensor)):
         raise OpError(
             f"reshard_module of {name!r}",
             rank=members.rank,
@@ -157,21 +179,9 @@ def _check_no_sharders(matched: Matched, rank: int) -> None:
         )
 
 
-def _promote_in_place(tensor: torch.Tensor, members: Communicator) -> None:
-    """Makes a plain tensor object a replicated sharded one, on the same memory."""
-    hooks: Any = [*(tensor._backward_hooks or {}).values()]
-    later: Any = [*(getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values()]
-    made: Any = promote(tensor, members)
-    if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-    if tensor.grad is not None:
-        made.grad = promote(tensor.grad, members)
-    for name, value in vars(tensor).items():
-        setattr(made, name, value)
-    torch.utils.swap_tensors(tensor, made)
-    swapped: Any = tensor
-    show_requires_grad(swapped)
-    for hook in hooks:
-        swapped.register_hook(hook)
-    for hook in later:
-        swapped.register_post_accumulate_grad_hook(hook)
+def _promote_in_place(tensor: torch.Tensor, owners: Sequence[Owner], members: Communicator) -> None:
+    """Makes a plain tensor a replicated sharded one, on the same memory, gradient included."""
+    grad = tensor.grad
+    put_in_place(tensor, promote(tensor, members), owners)
+    if grad is not None:
+        tensor.grad = promote(grad, members)

@@ -10,15 +10,17 @@ from torch import nn
 
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree, agreed_numbers
+from shardwise.comm.checks import should_check
 from shardwise.comm.process_group import communicator
 from shardwise.errors import (
     AbsentNameError,
     ArgumentTypeError,
     ArgumentValueError,
 )
-from shardwise.modules.inputs import add_input_hook, parse_meaning
-from shardwise.modules.outputs import LocalOutput, ReshardedOutput
+from shardwise.modules.inputs import parse_meaning
+from shardwise.modules.plan_hooks import add_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
+from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, on_meta, scatter
 from shardwise.sharded_tensor.steps import in_steps
@@ -83,8 +85,9 @@ def shard_module(
 
     The data are those of the rank at position `src_rank` of the group; the other ranks' tensors
     only say size and dtype, and may be on the meta device. With `src_rank=None` every rank has the
-    same model and cuts its own part: nothing is sent. If the source's tensors are on the meta
-    device, so are the sharded ones; see `shardwise.materialize`.
+    same model and cuts its own part: nothing is sent. What the plan does not name stays as it is,
+    and has to be the same on all ranks (`shardwise.set_check("debug")` compares it). If the
+    source's tensors are on the meta device, so are the sharded ones; see `shardwise.materialize`.
 
     The ranks compare their arguments in one small exchange, and if anything is wrong, all raise
     and nothing has changed. All tensors go in one exchange, large models in some 30, each plain
@@ -112,12 +115,13 @@ def shard_module(
     without_data = _agree(call, prepared.items, prepared.compared, problem)
     _run_sharders(module, prepared, members)
     _shard(call, prepared.items, without_data)
-    for path, spec in prepared.outputs:
-        module.get_submodule(path).register_forward_hook(ReshardedOutput(_named(path), spec))
-    for path in prepared.locals:
-        module.get_submodule(path).register_forward_hook(LocalOutput(_named(path)))
-    for path, meaning in prepared.inputs:
-        add_input_hook(module.get_submodule(path), _named(path), meaning, members)
+    add_plan_hooks(
+        module,
+        outputs=prepared.outputs,
+        locals=prepared.locals,
+        inputs=prepared.inputs,
+        members=members,
+    )
     return module
 
 
@@ -153,11 +157,6 @@ class _Prepared(NamedTuple):
     locals: Sequence[str]
     inputs: Sequence[tuple[str, Meaning]]
     compared: Mapping[str, object]
-
-
-def _named(path: str) -> str:
-    """A module's name in messages."""
-    return path or "(the whole module)"
 
 
 def _own_tensor(module: nn.Module, name: str, rank: int) -> torch.Tensor:
@@ -209,7 +208,7 @@ def _checked(
             rank=members.rank,
             expected="a plain tensor",
             got=f"one that is sharded already, {tensor.shard_layout}",
-            fix="Give it another layout by its method reshard(spec).",
+            fix="Change a sharded model's plan by shardwise.reshard_module.",
         )
     if nn.parameter.is_lazy(tensor):
         raise ArgumentValueError(
@@ -262,6 +261,8 @@ def _prepare(
         whole_number(max_bytes, "max_bytes", least=largest)
     inputs = [(path, parse_meaning(meaning, members)) for path, meaning in matched.inputs]
     compared = _compared(matched, inputs) | {"max_bytes": max_bytes}
+    if should_check(hot=True):
+        compared |= _digests(module, items, src_rank)
     return _Prepared(items, matched.sharders, matched.outputs, matched.locals, inputs, compared)
 
 
@@ -273,6 +274,14 @@ def _compared(matched: Matched, inputs: Sequence[tuple[str, Meaning]]) -> dict[s
         "return_local_tensor": matched.locals,
         "input_plan": inputs,
     }
+
+
+def _digests(module: nn.Module, items: Sequence[_Item], src_rank: int | None) -> dict[str, object]:
+    """Of data that must be the same on all ranks: what stays plain, and what each cuts itself."""
+    moved = {id(item.full.tensor) for item in items} if src_rank is not None else set()
+    named = [*module.named_parameters(), *module.named_buffers()]
+    plain = [(n, t) for n, t in named if id(t) not in moved and not isinstance(t, ShardedTensor)]
+    return {f"data of {name!r}": digest(t) for name, t in plain if not t.is_meta}
 
 
 def _agree(
@@ -327,9 +336,13 @@ def _run_sharders(module: nn.Module, prepared: _Prepared, members: Communicator)
         return
     problem: Exception | None = None
     made: list[tuple[str, nn.Module]] = []
+    known: dict[nn.Module, object] = {}  # a submodule with two paths is sharded once
     try:
         for path, sharder in prepared.sharders:
-            found: object = sharder.shard(module.get_submodule(path))
+            plain = module.get_submodule(path)
+            if plain not in known:
+                known[plain] = sharder.shard(plain)
+            found = known[plain]
             if not isinstance(found, nn.Module):
                 raise ArgumentTypeError(
                     f"what {type(sharder).__name__}.shard returned for {path!r}",

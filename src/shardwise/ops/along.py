@@ -11,7 +11,7 @@ from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, along
-from shardwise.ops.reduction import tie_of
+from shardwise.ops.phantoms import tie_of
 from shardwise.ops.rule import Call, Operand, Rule, register
 
 if TYPE_CHECKING:

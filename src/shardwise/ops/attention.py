@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
-from shardwise.ops.contraction import Scale, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Scale
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.pattern import Pattern, place_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.contraction import Form
+    from shardwise.ops.forms import Form
     from shardwise.ops.rule import Decision
 
 __all__: list[str] = []

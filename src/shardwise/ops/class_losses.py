@@ -21,26 +21,22 @@ from shardwise.errors import OpError
 from shardwise.geometry import Box
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.reduction import (
-    Fold,
-    Prepared,
-    Reduced,
-    decide_slots,
-    everywhere,
-    terms_of,
-    unit_of,
-)
+from shardwise.ops.phantoms import unit_of
+from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
+from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
 from shardwise.ops.softmax import softmax_of_piece, softmax_times
-from shardwise.ops.statistics import beside, decide_pieces, wide
+from shardwise.ops.statistics import beside, decide_pieces
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
-    from shardwise.ops.reduction import Tensors, Terms
     from shardwise.ops.rule import Call, Operand
+    from shardwise.ops.slots import Tensors
     from shardwise.ops.statistics import Beside
+    from shardwise.ops.terms import Terms
 
 __all__ = ["reduced_by", "reduction_of"]
 
@@ -214,7 +210,7 @@ def _prepared(
     parts = [one.parts(held) for one, held in zip(besides, pieces[1:], strict=True)]
     found = []
     for box, piece, *aside in zip(boxes, pieces[0], *parts, strict=True):
-        dtype = wide(piece.dtype)
+        dtype = wide_dtype(piece.dtype)
         if box.volume:
             found.append(_known_of(piece.to(dtype), box, rows, *aside))
         else:
@@ -226,7 +222,7 @@ def _known_of_ones(ones: torch.Tensor, rows: _Rows) -> torch.Tensor:
     box = Box.whole(tuple(ones.shape))
     target = torch.zeros(ones.shape, dtype=torch.int64, device=ones.device)
     weight = ones.detach() if rows.has_weight else None
-    return _known_of(ones.to(wide(ones.dtype)), box, rows, target, weight)
+    return _known_of(ones.to(wide_dtype(ones.dtype)), box, rows, target, weight)
 
 
 def _known_of(

@@ -14,7 +14,7 @@ import torch
 
 from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
-from shardwise.ops.contraction import Scale
+from shardwise.ops.forms import ALIKE, Scale
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import Pattern, place_of
 from shardwise.ops.rule import Call, Operand, Rule, register
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.contraction import Run
+    from shardwise.ops.forms import Run
     from shardwise.ops.rule import Decision
 
 __all__: list[str] = []
 
 _PICTURE, _KERNEL, _RESULT = "HWD", "IJK", "XYZ"  # whole dims of the operands and the result
-_ALIKE = Scale(1, 1)
 _ARGUMENTS = "input weight bias stride padding dilation groups"
 _ARGUMENTS_TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
 
@@ -93,11 +92,11 @@ def _decide_groups(
     if groups < 1 or num_made % groups:
         return None  # which torch refuses
     per_group = Scale(num_read, num_made // groups)
-    scales = [_ALIKE] * len(x.shape)
+    scales = [ALIKE] * len(x.shape)
     scales[dim] = per_group
     places = [place_of(call, one) for one in tensors]
     # The label of channels comes after that of the batch, if there is one.
-    return pattern("o", "oC", "o", scales=(tuple(scales), (_ALIKE,) * len(weight.shape))).decide(
+    return pattern("o", "oC", "o", scales=(tuple(scales), (ALIKE,) * len(weight.shape))).decide(
         call,
         run=_grouped(call, per_group, places, dim),
         is_own=lambda space: space.stop[dim] - space.start[dim] == num_made,

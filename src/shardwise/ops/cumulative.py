@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.ops.reduction import (
-    Fold,
-    Reduced,
-    decide_whole,
-    everywhere,
-    kept_box,
-    phantom_of_one,
-    slots_of,
-    terms_of,
-    unit_of,
-)
+from shardwise.ops.phantoms import phantom_of_one, unit_of
+from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
+from shardwise.ops.slots import Fold, slots_of
 from shardwise.ops.statistics import needed_slots
+from shardwise.ops.terms import Reduced, kept_box, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.reduction import Tensors
     from shardwise.ops.rule import Call
+    from shardwise.ops.slots import Tensors
 
 __all__ = ["decide_cumulative"]
 
@@ -42,7 +35,7 @@ def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     along = Reduced(operand.shape, dims, keepdim=True, width=size)
     one = phantom_of_one(call)
     if not dims or layout.is_whole(dim):
-        return decide_whole(call, terms_of(layout, along, call.rank), layout, phantom=one)
+        return decide_whole(call, terms_of(layout, along, call.rank), layout, one)
     terms = terms_of(layout, replace(along, width=1), call.rank, along=dim)
     slots = slots_of(terms, _totals(dim, is_product=is_product), layout, call.rank)
     totals_of = needed_slots(terms, layout, slots.layouts[0].shape, call.rank)

@@ -112,7 +112,7 @@ def _embedded(call: Call, offset: int, dim1: int, dim2: int) -> Decision:
             rows = torch.constant_pad_nd(torch.diag_embed(piece), sides)
             return rows.movedim((-2, -1), (dim1, dim2))
 
-        return [Part(Box(tuple(a for a, _ in ends), tuple(b for _, b in ends)), make)]
+        return [Part(Box.of(ends), make)]
 
     return decide_parts(call, [Mapped(layout, parts)], shape)
 

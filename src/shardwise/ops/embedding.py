@@ -1,7 +1,7 @@
 """Embeddings of indices that every rank with a part of the table knows: rules without exchange.
 
-These are functions of our own, in terms of which `sharded_tensor/embedding.py` says what torch's
-mean; the options of those are settled there.
+These are functions of our own, in terms of which `embedding.py` and `embedding_bag.py` in
+`sharded_tensor/` say what torch's mean; the options of those are settled there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from shardwise.ops.contraction import Factor, Form, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Factor, Form
 from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import pointwise

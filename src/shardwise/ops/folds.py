@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from shardwise.ops.reduction import Fold
+from shardwise.ops.slots import Fold, wide_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.reduction import Reduced, Tensors
+    from shardwise.ops.slots import Tensors
+    from shardwise.ops.terms import Reduced
 
 __all__ = [
     "NanGradient",
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 _LAST = torch.iinfo(torch.int64).max  # an index that no element has
-_HALVES = (torch.float16, torch.bfloat16)
 # What elements get where the result is NaN: NaN all, the NaNs an equal share, or nothing.
 NanGradient = Literal["nan", "share", "zero"]
 # The dtype of the result, on a device: autocast changes that of some functions.
@@ -43,7 +43,7 @@ ResultDtype: TypeAlias = "Callable[[torch.device], torch.dtype]"
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """In a dtype in which partials lose nothing that matters."""
-    return tensor.float() if tensor.dtype in _HALVES else tensor
+    return tensor.to(wide_dtype(tensor.dtype))
 
 
 class _Attributed(torch.autograd.Function):

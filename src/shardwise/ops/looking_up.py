@@ -16,7 +16,8 @@ import torch
 
 from shardwise._torch_compat import assert_async
 from shardwise.errors import OpError, OutOfRangeError
-from shardwise.ops.contraction import Factor, Form, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Rule, composite, register

@@ -84,8 +84,7 @@ def _decide_constant(call: Call, pads: Pads, shape: tuple[int, ...], value: Any)
             ends.append((start + before - left, stop + before + right))
             spans.append(slice(max(start - low, 0), max(stop - low, 0)))
             more.append((left, right))
-        placed = Box(tuple(low for low, _ in ends), tuple(high for _, high in ends))
-        return [Part(placed, _padder(tuple(spans), _flat(more), value))]
+        return [Part(Box.of(ends), _padder(tuple(spans), _flat(more), value))]
 
     return decide_parts(call, [Mapped(layout, parts)], shape)
 

@@ -12,13 +12,14 @@ import string
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.ops.contraction import Factor, Form, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Factor, Form
 from shardwise.ops.outlines import outline_of, outlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from shardwise.ops.contraction import Labels, Scale
+    from shardwise.ops.forms import Labels, Scale
     from shardwise.ops.rule import Call, Decision, Operand
 
 __all__ = ["Pattern", "aligned", "along", "names_of", "place_of"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.geometry import Box, Entry, Layout
-from shardwise.ops.reduction import tie_of
+from shardwise.ops.phantoms import tie_of
 from shardwise.ops.rule import Decision, Need
 
 if TYPE_CHECKING:
@@ -316,7 +316,6 @@ def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
 def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
     """A result that has nothing of the operand, the same on all ranks."""
     operand = call.operands[0]
-    boxes = [Box.whole(shape)] * len(call.ranks)
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -324,4 +323,5 @@ def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
         made = pieces[0][0].detach().new_full(shape, value)
         return [[tied(made, pieces[0])]]
 
-    return Decision((Need(operand.layout),), (Layout(shape, boxes, call.ranks),), kernel)
+    output = Layout.replicated(shape, call.ranks)
+    return Decision((Need(operand.layout),), (output,), kernel)

@@ -16,27 +16,16 @@ import torch
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Entry, Layout
 from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
-from shardwise.ops.work import Use, bytes_moved, need_of
+from shardwise.ops.work import Spot, bytes_moved, needed_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Linear", "Spot", "decide_pointwise", "needed_parts", "pointwise", "with_dims"]
+__all__ = ["Linear", "decide_pointwise", "pointwise", "with_dims"]
 
 # In which operands a function is linear, so that a pending sum can stay pending:
 # "each": in all together, as a + b; "one": in any one of them, as a * b; "first": as a / b.
 Linear = Literal["each", "one", "first"]
-
-
-class Spot(NamedTuple):
-    """Where a rank finds its piece of an operand: which of its pieces, and what part of it."""
-
-    piece: int
-    part: tuple[slice, ...] | None = None
-
-    def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        found = pieces[self.piece]
-        return found if self.part is None else found[self.part]
 
 
 class _Way(NamedTuple):
@@ -228,27 +217,6 @@ def _needed(
     return needed_parts(operand, output, parts, rank)
 
 
-def needed_parts(
-    operand: Operand, output: Layout, parts: Mapping[Box, Box], rank: int
-) -> tuple[Need, tuple[Spot, ...]]:
-    """The same, where each box of the output is computed from a part of the operand."""
-    if not len(output):  # of a tensor without elements
-        return Need(operand.layout.bar), ()
-    entries = [(box, owner, (box, term)) for box, owner, term in output]
-    whole = Box.whole(operand.shape)
-    has_whole = 0 in output.shape or not _tile(set(parts.values()))
-    uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]
-    need, place = need_of(operand.shape, uses, rank)
-    spots = []
-    for box, term in zip(output.boxes_of(rank), output.terms_of(rank), strict=True):
-        part = parts[box]
-        if has_whole:
-            spots.append(Spot(place[whole, (box, term)], part.slices()))
-        else:
-            spots.append(Spot(place[part, (box, term)]))
-    return need, tuple(spots)
-
-
 def _projected(box: Box, shape: tuple[int, ...], onto: tuple[int, ...]) -> Box:
     """The part of an operand of shape `onto` that a box of the result is computed from."""
     lead = len(shape) - len(onto)
@@ -274,10 +242,3 @@ def with_dims(layout: Layout, more: int) -> Layout:
         or all(low < high for low, high in zip(box.start[keep:], box.stop[keep:], strict=True))
     ]
     return Layout.of(ended(layout.shape, 1), entries, pending=layout.pending)
-
-
-def _tile(parts: set[Box]) -> bool:
-    """Whether boxes that cover a shape are all apart."""
-    low = map(min, zip(*[part.start for part in parts], strict=True))
-    high = map(max, zip(*[part.stop for part in parts], strict=True))
-    return sum(part.volume for part in parts) == Box(tuple(low), tuple(high)).volume

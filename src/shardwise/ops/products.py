@@ -12,7 +12,8 @@ import torch
 
 from shardwise.errors import OpError
 from shardwise.ops.call_arguments import arguments_of
-from shardwise.ops.contraction import Factor, Form, decide_product
+from shardwise.ops.contraction import decide_product
+from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import aligned, names_of, place_of
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.contraction import Run
+    from shardwise.ops.forms import Run
     from shardwise.ops.rule import Decision
 
 __all__: list[str] = []

@@ -122,10 +122,7 @@ def _ranges(box: Box, dim: int, segments: Sequence[Segment]) -> list[_Range]:
 
 def _placed(box: Box, spans: Mapping[int, tuple[int, int]], lead: tuple[int, ...]) -> Box:
     ends = [spans.get(dim, end) for dim, end in enumerate(zip(box.start, box.stop, strict=True))]
-    return Box(
-        ((0,) * len(lead) + tuple(low for low, _ in ends)),
-        (lead + tuple(high for _, high in ends)),
-    )
+    return Box.of([*((0, size) for size in lead), *ends])
 
 
 def _maker(
@@ -177,7 +174,7 @@ def _decide_rot90(call: Call) -> Decision:
             ends[dim] = (size - ends[dim][1], size - ends[dim][0])
         if turns % 2:
             ends[a], ends[b] = ends[b], ends[a]
-        return [Part(Box(tuple(low for low, _ in ends), tuple(high for _, high in ends)))]
+        return [Part(Box.of(ends))]
 
     return decide_parts(call, [Mapped(layout, parts)], tuple(result.shape))
 

@@ -11,23 +11,19 @@ from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
-from shardwise.ops.outlines import outlines
+from shardwise.ops.outlines import listed_results, outlines
 from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.pointwise import decide_pointwise
-from shardwise.ops.reduction import (
-    Reduced,
-    decide_fold,
-    decide_terms,
-    dtype_now,
-    reduced_of,
-)
+from shardwise.ops.reduction import decide_terms
 from shardwise.ops.rule import Rule, composite, register
+from shardwise.ops.slots import decide_fold
+from shardwise.ops.terms import Reduced, reduced_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardwise.ops.reduction import Fold
     from shardwise.ops.rule import Call, Decision
+    from shardwise.ops.slots import Fold
 
 __all__: list[str] = []
 
@@ -41,12 +37,14 @@ class _Bound(dict[str, Any]):
         return reduced_of(call.operands[0], self.get("dim"), bool(self.get("keepdim", False)))
 
     def result_dtype(self, call: Call) -> folds.ResultDtype:
-        """The dtype of the result at the time of a call."""
-        given, usual = call.operands[0].dtype, self.dtypes[0]
+        """The dtype of the result at the time of a call: autocast may change it."""
+        operand, usual = call.operands[0], self.dtypes[0]
 
         def found(device: torch.device) -> torch.dtype:
-            is_cast = torch.is_autocast_enabled(device.type)
-            return dtype_now(call, given, device) if is_cast else usual
+            if not torch.is_autocast_enabled(device.type):
+                return usual
+            one = torch.ones((1,) * len(operand.shape), dtype=operand.dtype, device=device)
+            return listed_results(call.invoke(one))[0].dtype
 
         return found
 

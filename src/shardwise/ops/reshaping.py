@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from shardwise._torch_compat import shares_memory
-from shardwise.geometry import Box, Layout, even_cuts, flat_range_boxes
+from shardwise.geometry import Box, Entry, Layout, even_cuts, flat_range_boxes
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outline_of
 from shardwise.ops.pieces import Part, decide_view, operand_of
@@ -367,12 +367,12 @@ def _of_ranges(shape: tuple[int, ...], holders: Sequence[Sequence[int]], count: 
     """Even flat ranges of the whole tensor."""
     cuts = even_cuts(math.prod(shape), count).tolist()
     entries = [
-        (box, rank)
+        Entry(box, rank)
         for (a, b), ranks in zip(itertools.pairwise(cuts), holders, strict=True)
         for box in flat_range_boxes(shape, a, b)
         for rank in ranks
     ]
-    return Layout(shape, [box for box, _ in entries], [rank for _, rank in entries])
+    return Layout.of(shape, entries)
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -17,15 +17,12 @@ from shardwise.call_site import user_level
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
-from shardwise.ops.reduction import (
-    Reduced,
-    decide_whole,
-    everywhere,
-    phantom_of_one,
-    terms_of,
-)
+from shardwise.ops.phantoms import phantom_of_one
+from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Rule, composite, register
-from shardwise.ops.statistics import Finish, decide_with_statistics, wide
+from shardwise.ops.slots import wide_dtype
+from shardwise.ops.statistics import Finish, decide_with_statistics
+from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +95,7 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
         size, dims = (x.shape[dim], (dim,)) if x.shape else (1, ())
         along = Reduced(x.shape, dims, keepdim=True, width=size)
         terms = terms_of(layout, along, call.rank)
-        return decide_whole(call, terms, layout, phantom=phantom_of_one(call))
+        return decide_whole(call, terms, layout, phantom_of_one(call))
     terms = terms_of(layout, Reduced(x.shape, (dim,), keepdim=True), call.rank)
     return decide_with_statistics(
         call, terms, layout, _finish(dim, given.get("dtype"), is_log=is_log)
@@ -107,7 +104,7 @@ def _decide(call: Call, *, is_log: bool) -> Decision | None:
 
 def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
     def statistics_dtype(given: torch.dtype) -> torch.dtype:
-        return wide(given if dtype is None else dtype)
+        return wide_dtype(given if dtype is None else dtype)
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
         total: torch.Tensor = _LogSumExp.apply(piece, dim)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Functions that need statistics of dims and give a tensor of the operand's own layout.
 
 Softmax and normalisations: every rank makes partial statistics of its pieces, these are exchanged
-as slots ([Note: cells and terms] in `reduction.py`), and every rank finishes its own pieces with
+as slots ([Note: cells and terms] in `terms.py`), and every rank finishes its own pieces with
 them. The gradients of the statistics come back in one exchange too: each piece is one use of them.
 
 Operands *beside* the tensor, as a weight per channel or targets, have some of its dims; a piece is
@@ -12,38 +12,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from shardwise.geometry import Box, Layout
-from shardwise.ops.pointwise import needed_parts
-from shardwise.ops.reduction import Fold, kept_box, slots_of, unit_of
+from shardwise.ops.phantoms import unit_of
 from shardwise.ops.rule import Decision, Need, Operand, Then
-from shardwise.ops.work import Use, need_of
+from shardwise.ops.slots import Fold, slots_of, wide_dtype
+from shardwise.ops.terms import kept_box
+from shardwise.ops.work import Use, need_of, needed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardwise.ops.pointwise import Spot
-    from shardwise.ops.reduction import Terms
+    import torch
+
     from shardwise.ops.rule import Call
+    from shardwise.ops.terms import Terms
+    from shardwise.ops.work import Spot
 
 __all__ = [
     "Beside",
     "Finish",
-    "Slots",
+    "NeededSlots",
     "beside",
     "decide_pieces",
     "decide_with_statistics",
     "needed_slots",
-    "wide",
 ]
-
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which statistics of numbers of `dtype` lose nothing that matters."""
-    return torch.float32 if dtype in _HALVES else dtype
 
 
 # -- operands beside the tensor --------------------------------------------------------------------
@@ -74,10 +67,7 @@ class Beside(NamedTuple):
 
 def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -> Beside:
     """What the boxes of `layout` need of an operand whose dims are `dims` of its tensor."""
-    parts = {
-        box: Box(tuple(box.start[dim] for dim in dims), tuple(box.stop[dim] for dim in dims))
-        for box in layout.boxes
-    }
+    parts = {box: box.along(dims) for box in layout.boxes}
     need, spots = needed_parts(operand, layout, parts, rank)
     return Beside(need, dims, layout.ndim, spots)
 
@@ -85,7 +75,7 @@ def beside(operand: Operand, dims: tuple[int, ...], layout: Layout, rank: int) -
 # -- slots where pieces need them ------------------------------------------------------------------
 
 
-class Slots(NamedTuple):
+class NeededSlots(NamedTuple):
     """All slots of the cells that local pieces have shares of, where the pieces use them."""
 
     need: Need
@@ -93,7 +83,7 @@ class Slots(NamedTuple):
     places: tuple[tuple[tuple[Box, int, int], ...], ...]
 
 
-def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> Slots:
+def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> NeededSlots:
     """The slots, a tensor of `shape`, on ranks that have shares; each piece is a use of them."""
     count, width = shape[:2]
 
@@ -113,7 +103,7 @@ def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int
         for share in shares:
             number = place[whole(cell), boxes[share.piece]]
             found[share.piece].append((cell, number, term))
-    return Slots(need, tuple(map(tuple, found)))
+    return NeededSlots(need, tuple(map(tuple, found)))
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -132,7 +122,7 @@ class Finish(NamedTuple):
     end: Callable[..., torch.Tensor]  # a piece, the statistics, its box, what is beside it
     # The function on ones, perhaps with ones beside it, which tells its dtype.
     unit: Callable[..., torch.Tensor]
-    dtype: Callable[[torch.dtype], torch.dtype] = wide  # of the statistics, from the tensor's
+    dtype: Callable[[torch.dtype], torch.dtype] = wide_dtype  # of the statistics, from the tensor's
     # The statistics of a cell -> more results, reduced dims kept, without gradients.
     more: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     num_more: int = 0
@@ -299,7 +289,7 @@ class _Known:
 
 
 def _more(
-    finish: Finish, terms: Terms, boxes: Sequence[Box], slots: Slots, known: _Known
+    finish: Finish, terms: Terms, boxes: Sequence[Box], slots: NeededSlots, known: _Known
 ) -> list[list[torch.Tensor]]:
     """The further results, one per local cell."""
     if finish.more is None:

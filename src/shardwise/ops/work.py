@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.geometry import Layout
+from shardwise.geometry import Box, Layout
 from shardwise.ops.rule import Need
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from shardwise.geometry import Box
+    import torch
+
     from shardwise.ops.rule import Operand
 
-__all__ = ["Use", "bytes_moved", "need_of", "number_work"]
+__all__ = ["Spot", "Use", "bytes_moved", "need_of", "needed_parts", "number_work"]
 
 
 class Use(NamedTuple):
@@ -24,6 +25,17 @@ class Use(NamedTuple):
     box: Box
     rank: int
     work: Hashable
+
+
+class Spot(NamedTuple):
+    """Where a rank finds its piece of an operand: which of its pieces, and what part of it."""
+
+    piece: int
+    part: tuple[slice, ...] | None = None
+
+    def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = pieces[self.piece]
+        return found if self.part is None else found[self.part]
 
 
 def need_of(
@@ -55,6 +67,34 @@ def need_of(
         for k, entry in enumerate(zip(entries.boxes_of(rank), entries.terms_of(rank), strict=True))
     }
     return Need(layout, work), {use: place[use[0], term] for use, term in mine.items()}
+
+
+def needed_parts(
+    operand: Operand, output: Layout, parts: Mapping[Box, Box], rank: int
+) -> tuple[Need, tuple[Spot, ...]]:
+    """The need of which each box of `output` uses one part; where each local box finds its own."""
+    if not len(output):  # of a tensor without elements
+        return Need(operand.layout.bar), ()
+    entries = [(box, owner, (box, term)) for box, owner, term in output]
+    whole = Box.whole(operand.shape)
+    has_whole = 0 in output.shape or not _tile(set(parts.values()))
+    uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]
+    need, place = need_of(operand.shape, uses, rank)
+    spots = []
+    for box, term in zip(output.boxes_of(rank), output.terms_of(rank), strict=True):
+        part = parts[box]
+        if has_whole:
+            spots.append(Spot(place[whole, (box, term)], part.slices()))
+        else:
+            spots.append(Spot(place[part, (box, term)]))
+    return need, tuple(spots)
+
+
+def _tile(parts: set[Box]) -> bool:
+    """Whether boxes that cover a shape are all apart."""
+    low = map(min, zip(*[part.start for part in parts], strict=True))
+    high = map(max, zip(*[part.stop for part in parts], strict=True))
+    return sum(part.volume for part in parts) == Box(tuple(low), tuple(high)).volume
 
 
 def number_work(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[Hashable, int]:

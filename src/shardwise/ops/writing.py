@@ -9,7 +9,7 @@ beside it, which is cut off again. So every function is torch's own on a local t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,7 @@ from shardwise.ops.looking_up import (
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
-from shardwise.ops.work import Use, need_of
+from shardwise.ops.work import Spot, Use, need_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,16 +81,6 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor], dims: tuple[int, ..
 # -- the rule --------------------------------------------------------------------------------------
 
 
-class _Spot(NamedTuple):
-    """Where a rank finds what an operand has for a box: which of its pieces, what part of it."""
-
-    piece: int
-    part: tuple[slice, ...]
-
-    def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        return pieces[self.piece][self.part]
-
-
 @dataclass(frozen=True, slots=True)
 class _Write:
     """A call that writes."""
@@ -135,7 +125,7 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
 
 def _needed(
     operand: Operand, follows: Follows, layout: Layout, rank: int
-) -> tuple[Need, list[_Spot]]:
+) -> tuple[Need, list[Spot]]:
     """Who needs which part of an operand, and where each local box finds its own."""
     if not len(layout):  # of a tensor without elements
         return Need(operand.layout.bar), []
@@ -144,10 +134,10 @@ def _needed(
     is_cut = is_tiling(list(dict.fromkeys(parts.values())), operand.shape)
     uses = [Use(parts[box] if is_cut else whole, owner, box) for box, owner, _ in layout]
     need, place = need_of(operand.shape, uses, rank)
-    spots = []
-    for box in layout.boxes_of(rank):
-        used = parts[box] if is_cut else whole
-        spots.append(_Spot(place[used, box], parts[box].relative_to(used).slices()))
+    spots = [
+        Spot(place[parts[box], box]) if is_cut else Spot(place[whole, box], parts[box].slices())
+        for box in layout.boxes_of(rank)
+    ]
     return need, spots
 
 

@@ -8,6 +8,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
     draws,
     dropout,
     embedding,
+    embedding_bag,
     fallback,
     foreach,
     indexing,

@@ -91,7 +91,7 @@ def run_pieces(
     beside = _beside(first) if decision.is_view else ()
     for one in made:
         one.is_from_rows, one.view_of, one.beside = is_from_rows, view_of, beside
-        one.is_special = is_from_rows or bool(view_of)
+        one.is_special = bool(is_from_rows or view_of or beside)
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)

@@ -29,7 +29,7 @@ class Known(NamedTuple):
     """A decision, and what it takes to carry it out on this rank."""
 
     decision: Decision | None  # None: the rule does not cover the call
-    is_quick: bool  # [Note: the quick way]
+    is_quick: bool  # [Note: the quick way] in `running.py`
     is_slow_with_grad: bool  # since gradients of operands are summed or moved
     like: int | None  # the operand whose layout is the output's, and which so has its spec
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs

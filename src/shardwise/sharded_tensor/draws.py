@@ -134,7 +134,7 @@ def _multinomial(
     )
     key = next_key(state.comm, generator)
     shape = (*state.layout.shape[:-1], count)
-    boxes = {box: _with_last(box, count) for box in state.layout.boxes}
+    boxes = {box: box.with_range(box.ndim - 1, 0, count) for box in state.layout.boxes}
     layout = Layout(shape, [boxes[box] for box in state.layout.boxes], state.layout.owners)
     found = []
     with torch.no_grad():
@@ -180,10 +180,6 @@ def _in_rows(tensor: ShardedTensor) -> State:
             layout = Layout(shape, [Box((a, 0), (b, shape[1])) for a, b in rows], ranks)
     announce_move(torch.multinomial, state, layout)
     return reshard_state(state.map(torch.detach), only_layout(layout))
-
-
-def _with_last(box: Box, size: int) -> Box:
-    return Box((*box.start[:-1], 0), (*box.stop[:-1], size))
 
 
 def _drawn_once(

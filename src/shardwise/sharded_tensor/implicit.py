@@ -85,5 +85,7 @@ def announce_move(func: Any, state: State, layout: Layout) -> None:
 
 def settle(func: Any, state: State) -> State:
     """The same tensor with nothing pending, of which a function says that it reduces it."""
+    if state.layout.pending is None:
+        return state
     announce_move(func, state, state.layout.bar)
     return reshard_state(state, state.layout.bar)

@@ -20,8 +20,8 @@ from shardwise.ops.views import is_basic_index
 from shardwise.ops.writing import write_at, write_at_
 from shardwise.sharded_tensor import running  # noqa: F401  # which fills RUNNERS
 from shardwise.sharded_tensor.dispatch import RUNNERS, handles
-from shardwise.sharded_tensor.embedding import with_columns
-from shardwise.sharded_tensor.implicit import announce_move
+from shardwise.sharded_tensor.embedding_ids import with_columns
+from shardwise.sharded_tensor.implicit import announce_move, settle
 from shardwise.sharded_tensor.resharding import replicated_layout, reshard_state
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
@@ -219,9 +219,7 @@ def _one_hot(tensor: Any, num_classes: int = -1) -> Any:
         if not tensor.numel():
             raise OpError("one_hot: Can not infer total number of classes from empty tensor")
         num_classes = int(tensor.max().item()) + 1
-    if state.layout.pending is not None:
-        announce_move(torch.nn.functional.one_hot, state, state.layout.bar)
-        state = reshard_state(state, state.layout.bar)
+    state = settle(torch.nn.functional.one_hot, state)
     pieces = [torch.nn.functional.one_hot(shard, num_classes) for shard in state.shards]
     layout = with_columns(state.layout, num_classes)
     carriers = carriers_of(pieces, dtype=torch.int64, device=state.device)

@@ -9,7 +9,7 @@ import torch
 
 from shardwise.comm.differentiable import Exchange, carriers_of, exchange, own_parts, start
 from shardwise.errors import ArgumentValueError
-from shardwise.geometry import Box, Layout
+from shardwise.geometry import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ def replicated_layout(shape: tuple[int, ...], like: State) -> Layout:
 @lru_cache(maxsize=256)
 def replicated(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Layout:
     """The layout of a tensor that each of `ranks` has whole."""
-    return Layout(shape, [Box.whole(shape)] * len(ranks), ranks)
+    return Layout.replicated(shape, ranks)
 
 
 def replicated_state(

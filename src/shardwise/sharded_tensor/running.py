@@ -217,7 +217,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if first.view_of:  # [Note: lost views] in `state.py`
             made.view_of, made.is_special = first.view_of, True
         if first.beside:
-            made.beside = first.beside
+            made.beside, made.is_special = first.beside, True
     return wrap(made)
 
 

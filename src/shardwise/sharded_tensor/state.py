@@ -76,7 +76,7 @@ class State:
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
     beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
-    is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
+    is_special: bool = False  # whether any of the last four is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
 
@@ -156,7 +156,7 @@ class State:
             delattr(made, name)
         vars(made).update(changes)
         made.carriers = tuple(carriers)
-        made.is_special = bool(made.is_freed or made.view_of or made.is_from_rows)
+        made.is_special = bool(made.is_freed or made.view_of or made.beside or made.is_from_rows)
         return made
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUT_WORDS", "Matched", "Target", "inside", "match"]
 
 INPUT_WORDS = ("local_rows", "replicated")  # what `input_plan` may say that is no spec
+_INPUTS = '"local_rows", "replicated" or a spec'
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +243,13 @@ class _Reader:
 
     def _read_input(self, key: str, value: Any, prefix: str, by: str) -> None:
         meaning: Any = value
-        if not isinstance(value, ShardingSpec | str):
-            self._add(
-                PlanTypeError(
-                    by,
-                    expected=f"a spec, its text, or one of {', '.join(INPUT_WORDS)}",
-                    got=type(value).__name__,
-                )
-            )
+        is_text = isinstance(value, str)
+        if not is_text and not isinstance(value, ShardingSpec):
+            self._add(PlanTypeError(by, expected=_INPUTS, got=type(value).__name__))
+            return
+        if is_text and value not in INPUT_WORDS and "(" not in value:
+            fix = 'A spec may be text: "chunk(0)".'
+            self._add(ShardingPlanError(by, expected=_INPUTS, got=repr(value), fix=fix))
             return
         if value not in INPUT_WORDS:
             meaning = self._spec(value, by)
@@ -278,7 +278,9 @@ class _Reader:
         if strange := sorted(set(found) - set(self.ranks)):
             self._add(
                 ShardingPlanError(
-                    what, expected=f"ranks of the group {list(self.ranks)}", got=strange
+                    f"{what}: Global rank {strange[0]} does not exist in input process group",
+                    expected=f"ranks of {list(self.ranks)}",
+                    got=strange,
                 )
             )
 

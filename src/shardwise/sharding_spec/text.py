@@ -66,8 +66,9 @@ def _candidates(
     args = list(arguments.values())[:num_first]
     kwargs = {k: v for k, v in list(arguments.items())[num_first:] if v is not None}
     if word == "replicate" and len(own_ranks) == 1:
-        word, args, chosen = "on_rank", own_ranks, [{}]
-    else:
+        word, args, own_ranks = "on_rank", own_ranks, None
+    chosen: list[dict[str, Any]] = [{}]
+    if own_ranks is not None:
         chosen = [{"ranks": own_ranks}] if ranks is None else [{}, {"ranks": own_ranks}]
     for some in chosen:
         if device is not None:

@@ -85,7 +85,7 @@ def shapes(*, min_ndim: int = 0, max_ndim: int = 4, max_size: int = 7) -> st.Sea
 def boxes(draw: st.DrawFn, shape: Shape) -> Box:
     """Boxes inside `shape`, empty ones included."""
     ends = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
-    return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+    return Box.of(ends)
 
 
 @st.composite
