@@ -16,7 +16,7 @@ import shardwise
 from shardwise.comm.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 STEPS = 50
 TINY = Config(vocabulary=13, length=8, width=24, heads=6, layers=1)
@@ -62,11 +62,16 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(one[:, :-1], one[:, 1:]) for one in words]
 
 
-def losses(model: nn.Module, recipe: Recipe) -> list[float]:
-    """The mean loss of every step of training."""
+def losses(
+    model: nn.Module,
+    recipe: Recipe,
+    before: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+) -> list[float]:
+    """The mean loss of every step of training; `before` is called before each."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, foreach=True)
     found = []
     for step in range(STEPS):
+        before(step, optimizer)
         total = 0.0
         ids, targets = batches()[step % len(batches())]
         parts = recipe.num_micro_batches
@@ -127,5 +132,27 @@ def test_simulated(name: str, world_size: int, kind: str) -> None:
 
 
 def test_on_real_ranks() -> None:
-    for result in shardwise.run_local(sharded_losses, 4, "uneven", "float64", 4):
-        check_curve(result, "float64")
+    for result in shardwise.run_local(sharded_losses, 4, "uneven", "float32", 4):
+        check_curve(result, "float32")
+
+
+def changing_losses(rank: int, names: Sequence[str], kind: str, world_size: int) -> list[float]:
+    """The model goes from plan to plan while it is trained."""
+    recipe = RECIPES[kind]
+    plans = [plan_of(name, recipe.config(), world_size) for name in names]
+    model = recipe.model()
+    shardwise.shard_module(model, plans[0])
+
+    def change(step: int, optimizer: torch.optim.Optimizer) -> None:
+        part, is_start = divmod(step * len(plans), STEPS)
+        if step and is_start < len(plans):
+            shardwise.reshard_module(model, plans[part], optimizer)
+
+    with shardwise.implicit_comm("error"):
+        return losses(model, recipe, before=change)
+
+
+def test_a_change_of_plan_leaves_no_trace_in_the_curve() -> None:
+    names = ["one-rank", "mixed", "row", "grid", "uneven", "column"]
+    results = simulate(changing_losses, 4, names, "float64", 4).results
+    check_curve(results[0], "float64")
