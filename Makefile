@@ -18,8 +18,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## draw layouts and a plan, and move a tensor on four local ranks
+demo: $(READY) ## draw layouts and a plan, move a tensor and train a small GPT on four local ranks
 	@$(BIN)/python examples/demo.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 \
+	  examples/train_gpt.py --steps 40
 
 test: lint ## everything CI checks: lint, types, layers, tests
 	$(BIN)/python -m pytest -n 2
