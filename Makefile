@@ -18,8 +18,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## draw layouts and a plan, and move a tensor on four local ranks
+demo: $(READY) ## layouts, a plan, a tensor that moves, and a GPT trained on four local ranks
 	@$(BIN)/python examples/demo.py
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 4 examples/train_gpt.py --steps 60
 
 test: lint ## everything CI checks: lint, types, layers, tests
 	$(BIN)/python -m pytest -n 2
