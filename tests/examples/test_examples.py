@@ -43,6 +43,7 @@ def test_the_gpt_has_the_losses_of_one_process_under_both_plans() -> None:
     assert "What it writes" in printed
 
 
+@pytest.mark.long
 def test_the_gpt_runs_on_one_process() -> None:
     options = ("--steps=2", "--sample=1", "--plan=uneven", "--then=one-rank", "--dtype=bfloat16")
     pairs = losses(run("train_gpt.py", *options))
@@ -56,6 +57,7 @@ def test_the_help_of_the_gpt_tells_the_plans(capsys: pytest.CaptureFixture[str])
     assert "Everything on the last rank" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_recommender_goes_on_while_a_table_moves() -> None:
     printed = run("train_recommender.py", "--steps=8", num_ranks=4)
     assert "from rank 2 to rank 3" in printed

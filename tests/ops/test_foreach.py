@@ -93,7 +93,16 @@ def test_tensors_that_lie_alike_stay_where_they_are(name: str) -> None:
     simulate(on_rank, WORLD_SIZE)
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in UNARY.split()])
+OF_SEVERAL = [name for name in ARGUMENTS if name not in UNARY.split()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if k % 3 else ())
+        for k, name in enumerate(OF_SEVERAL)
+    ],
+)
 def test_tensors_that_do_not_lie_alike_are_brought_to_the_first(name: str) -> None:
     def on_rank(rank: int) -> None:
         every = pairs(WORLD_SIZE, [(5, 4), (6,)])

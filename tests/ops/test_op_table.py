@@ -114,7 +114,9 @@ def test_a_try_says_how_a_call_went(function: Any, kind: str, detail: str) -> No
         assert detail in outcome.detail
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [0, pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_one_call_of_every_op_goes_as_the_page_says(part: int) -> None:
     for name in list(ROWS)[part::4]:
         _check(name, Effort(samples=1, layouts=1, has_variants=False))
