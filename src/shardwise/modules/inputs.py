@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
-from shardwise.errors import ArgumentValueError
 from shardwise.modules.nested import map_tensors, tensors_in
 from shardwise.sharded_tensor.distributing import as_local_rows, as_replicated
 from shardwise.sharded_tensor.pickling import _get_current_process_group
 from shardwise.sharded_tensor.plain_inputs import plain_inputs
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.to_layout import reshard
-from shardwise.sharding_spec.short import parse_spec
 from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
@@ -29,26 +27,11 @@ if TYPE_CHECKING:
     from shardwise.settings import Change
     from shardwise.sharding_plan.api import Meaning
 
-__all__ = ["InputHook", "add_input_hook", "parse_meaning"]
+__all__ = ["InputHook", "add_input_hook"]
 
 # The modules with an input plan that run now, and how each ends what it has set.
 _running: ContextVar[tuple[tuple[nn.Module, Change[Any]], ...]]
 _running = ContextVar("shardwise_input_plans", default=())
-
-
-def parse_meaning(meaning: Meaning, members: Communicator) -> Meaning:
-    """The meaning, a spec that is written as text being parsed for the group's ranks."""
-    found: object = meaning
-    if isinstance(found, ShardingSpec) or found in ("local_rows", "replicated"):
-        return meaning
-    if not isinstance(found, str) or "(" not in found:
-        raise ArgumentValueError(
-            "input_plan",
-            expected='"local_rows", "replicated" or a spec',
-            got=repr(meaning),
-            fix='A spec may be text: "chunk(0)".',
-        )
-    return parse_spec(found, ranks=tuple(members.ranks), device=members.wire_device.type)
 
 
 def add_input_hook(

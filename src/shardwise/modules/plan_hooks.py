@@ -8,35 +8,25 @@ from shardwise.modules.inputs import add_input_hook
 from shardwise.modules.outputs import LocalOutput, ReshardedOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.sharding_plan.api import Meaning
-    from shardwise.sharding_spec.spec import ShardingSpec
+    from shardwise.sharding_plan.matching import Matched
 
 __all__ = ["add_plan_hooks", "remove_plan_hooks"]
 
 _HANDLES = "_shardwise_plan_hooks"  # attribute of a module: what takes its hooks off
 
 
-def add_plan_hooks(
-    model: nn.Module,
-    *,
-    outputs: Sequence[tuple[str, ShardingSpec]],
-    locals: Sequence[str],
-    inputs: Sequence[tuple[str, Meaning]],
-    members: Communicator,
-) -> None:
-    """Has submodules, by their paths, do to outputs and inputs what a plan says."""
-    for path, spec in outputs:
+def add_plan_hooks(model: nn.Module, matched: Matched, members: Communicator) -> None:
+    """Has submodules do to outputs and inputs what a plan says."""
+    for path, spec in matched.outputs:
         module = model.get_submodule(path)
         _keep(module, module.register_forward_hook(ReshardedOutput(_named(path), spec)))
-    for path in locals:
+    for path in matched.locals:
         module = model.get_submodule(path)
         _keep(module, module.register_forward_hook(LocalOutput(_named(path))))
-    for path, meaning in inputs:
+    for path, meaning in matched.inputs:
         module = model.get_submodule(path)
         _keep(module, *add_input_hook(module, _named(path), meaning, members))
 

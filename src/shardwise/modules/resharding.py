@@ -87,13 +87,7 @@ def reshard_module(
         targets |= where
     reshard_all_in_place(tensors, targets, max_bytes=max_bytes, progress=progress)
     remove_plan_hooks(model)
-    add_plan_hooks(
-        model,
-        outputs=matched.outputs,
-        locals=matched.locals,
-        inputs=matched.inputs,
-        members=members,
-    )
+    add_plan_hooks(model, matched, members)
 
 
 def _named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

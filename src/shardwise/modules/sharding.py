@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from shardwise.errors import (
     ArgumentTypeError,
     ArgumentValueError,
 )
-from shardwise.modules.inputs import parse_meaning
 from shardwise.modules.plan_hooks import add_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
 from shardwise.sharded_tensor.distributing import digest
@@ -26,7 +25,7 @@ from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, on_m
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharding_plan.api import ShardingPlan, ShardingPlanner
-from shardwise.sharding_plan.matching import match
+from shardwise.sharding_plan.matching import Matched, match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.modules.replacing import Owner
     from shardwise.sharded_tensor.scattering import Full
-    from shardwise.sharding_plan.api import Meaning
-    from shardwise.sharding_plan.matching import Matched
+    from shardwise.sharder import Sharder
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = ["shard_module", "shard_parameter"]
@@ -106,22 +104,16 @@ def shard_module(
     """
     members = communicator(process_group)
     problem: Exception | None = None
-    prepared = _Prepared([], [], [], (), [], {})
+    prepared = _Prepared([], Matched((), (), (), (), ()), {})
     try:
         prepared = _prepare(module, plan, members, src_rank, max_bytes)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     call = _Call("shard_module", members, src_rank, max_bytes, progress)
     without_data = _agree(call, prepared.items, prepared.compared, problem)
-    _run_sharders(module, prepared, members)
+    _run_sharders(module, prepared.matched.sharders, members)
     _shard(call, prepared.items, without_data)
-    add_plan_hooks(
-        module,
-        outputs=prepared.outputs,
-        locals=prepared.locals,
-        inputs=prepared.inputs,
-        members=members,
-    )
+    add_plan_hooks(module, prepared.matched, members)
     return module
 
 
@@ -152,10 +144,7 @@ class _Prepared(NamedTuple):
     """All that a plan asks for, found right on this rank."""
 
     items: list[_Item]
-    sharders: Sequence[tuple[str, Any]]
-    outputs: Sequence[tuple[str, ShardingSpec]]
-    locals: Sequence[str]
-    inputs: Sequence[tuple[str, Meaning]]
+    matched: Matched
     compared: Mapping[str, object]
 
 
@@ -259,20 +248,20 @@ def _prepare(
     if max_bytes is not None:
         largest = max((item.full.tensor.dtype.itemsize for item in items), default=1)
         whole_number(max_bytes, "max_bytes", least=largest)
-    inputs = [(path, parse_meaning(meaning, members)) for path, meaning in matched.inputs]
-    compared = _compared(matched, inputs) | {"max_bytes": max_bytes}
+    compared = _compared(matched) | {"max_bytes": max_bytes}
     if should_check(hot=True):
         compared |= _digests(module, items, src_rank)
-    return _Prepared(items, matched.sharders, matched.outputs, matched.locals, inputs, compared)
+    # Without the targets, which would hold what has gone.
+    return _Prepared(items, replace(matched, targets=()), compared)
 
 
-def _compared(matched: Matched, inputs: Sequence[tuple[str, Meaning]]) -> dict[str, object]:
+def _compared(matched: Matched) -> dict[str, object]:
     return {
         "tensors": [target.names for target in matched.targets],
         "sharders": [(path, type(sharder)) for path, sharder in matched.sharders],
         "output_plan": matched.outputs,
         "return_local_tensor": matched.locals,
-        "input_plan": inputs,
+        "input_plan": matched.inputs,
     }
 
 
@@ -330,15 +319,17 @@ def _check_data(
             )
 
 
-def _run_sharders(module: nn.Module, prepared: _Prepared, members: Communicator) -> None:
+def _run_sharders(
+    module: nn.Module, sharders: Sequence[tuple[str, Sharder]], members: Communicator
+) -> None:
     """Replaces the submodules that have a Sharder; before any tensor has moved."""
-    if not prepared.sharders:
+    if not sharders:
         return
     problem: Exception | None = None
     made: list[tuple[str, nn.Module]] = []
     known: dict[nn.Module, object] = {}  # a submodule with two paths is sharded once
     try:
-        for path, sharder in prepared.sharders:
+        for path, sharder in sharders:
             plain = module.get_submodule(path)
             if plain not in known:
                 known[plain] = sharder.shard(plain)
