@@ -1,0 +1,1 @@
+"""Checkpoints: saved from any layout, loaded into any other, without pickle."""

@@ -1,0 +1,278 @@
+"""What is in a checkpoint: tensors, their boxes with file and byte range, plain values.
+
+[Note: index] `shardwise.index.json` is one JSON object:
+
+    format, version     "shardwise checkpoint", 1
+    world_size          how many ranks saved
+    files               [name, bytes, rank] of each
+    cuts                the different ways in which tensors are cut and spread: of each box its
+                        start, size and file (a number of `files`)
+    tensors             by name: dtype (a code of safetensors), shape, cut (a number of `cuts`),
+                        and for each box: start (its first byte in the file) and in `checksum` 16
+                        hexadecimal digits (XXH3, 64 bits) of its bytes
+    state               the nested state, with names of tensors ([Note: structure])
+    checksum            of all bytes of the index before it; the last key
+
+Boxes lie in files in row-major order. All that an index says is checked when it is read: boxes
+tile their tensors, byte ranges are as long as their boxes and lie in their files, files lie in the
+folder. So its sizes are no larger than files that are there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardwise.checkpoint.dtypes import code_of, dtype_of
+from shardwise.checkpoint.structure import tensor_names
+from shardwise.errors import CheckpointError, DamagedError, ShardwiseError
+from shardwise.geometry import Box, Layout
+from shardwise.geometry.box import Boxes, as_shape, rows_of_ints
+from shardwise.geometry.tiling import check_tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from shardwise.geometry.box import Ints
+
+__all__ = [
+    "INDEX_NAME",
+    "Index",
+    "Kind",
+    "SavedFile",
+    "SavedPiece",
+    "SavedTensor",
+    "decode_index",
+    "encode_index",
+]
+
+INDEX_NAME = "shardwise.index.json"
+VERSION = 1
+_FORMAT = "shardwise checkpoint"
+_DIGITS = 16  # of a checksum
+_END = ',"checksum":"'
+
+Kind = Literal["shardwise", "safetensors", "dcp"]
+Checksums = NDArray[np.uint64]
+
+
+class SavedFile(NamedTuple):
+    """A file of a checkpoint; `rank` is the one that wrote it."""
+
+    name: str
+    size: int
+    rank: int
+
+
+class SavedPiece(NamedTuple):
+    """One box of a tensor, in row-major order at `start` in file number `file`."""
+
+    box: Box
+    file: int
+    start: int
+    nbytes: int
+    checksum: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTensor:
+    """A tensor and where its boxes are. Boxes without elements are left out, unless all are."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    boxes: Boxes  # (n,): they tile the shape
+    files: Ints  # (n,): numbers of `Index.files`
+    starts: Ints  # (n,): first bytes in the files
+    checksums: Checksums | None = None  # (n,)
+
+    @property
+    def nbytes(self) -> int:
+        return Box.whole(self.shape).volume * self.dtype.itemsize
+
+    def piece(self, number: int) -> SavedPiece:
+        """The box of this number."""
+        box = self.boxes[number]
+        checksum = None if self.checksums is None else int(self.checksums[number])
+        nbytes = box.volume * self.dtype.itemsize
+        return SavedPiece(box, int(self.files[number]), int(self.starts[number]), nbytes, checksum)
+
+    def pieces(self) -> Iterator[SavedPiece]:
+        return map(self.piece, range(len(self.boxes)))
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Everything about a checkpoint but its data. `load_index` reads it."""
+
+    path: Path
+    kind: Kind
+    files: tuple[SavedFile, ...]
+    tensors: dict[str, SavedTensor]
+    structure: Any = field(repr=False)  # [Note: structure]
+    world_size: int
+    version: int = VERSION
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def layout(self, name: str) -> Layout:
+        """Which box of a tensor was saved by which rank."""
+        tensor = self.tensors[name]
+        ranks = np.array([file.rank for file in self.files], np.int64)
+        return Layout(tensor.shape, tensor.boxes, ranks[tensor.files])
+
+    def file_path(self, number: int) -> Path:
+        return self.path / self.files[number].name
+
+
+def encode_index(index: Index) -> bytes:
+    """The bytes of `shardwise.index.json`."""
+    cuts: dict[tuple[bytes, ...], int] = {}
+    listed = []
+    tensors = {}
+    for name, tensor in index.tensors.items():
+        starts, stops = tensor.boxes.starts, tensor.boxes.stops
+        key = (starts.tobytes(), stops.tobytes(), tensor.files.tobytes())
+        if key not in cuts:
+            cuts[key] = len(cuts)
+            sizes = (stops - starts).tolist()
+            listed.append(
+                {"starts": starts.tolist(), "sizes": sizes, "files": tensor.files.tolist()}
+            )
+        assert tensor.checksums is not None
+        tensors[name] = {
+            "dtype": code_of(tensor.dtype, name),
+            "shape": tensor.shape,
+            "cut": cuts[key],
+            "start": tensor.starts.tolist(),
+            "checksum": tensor.checksums.astype(">u8").tobytes().hex(),
+        }
+    body = {
+        "format": _FORMAT,
+        "version": index.version,
+        "world_size": index.world_size,
+        "files": index.files,
+        "cuts": listed,
+        "tensors": tensors,
+        "state": index.structure,
+    }
+    text = (json.dumps(body, separators=(",", ":"))[:-1] + _END).encode()
+    return text + f'{xxhash.xxh3_64_hexdigest(text)}"}}\n'.encode()
+
+
+def decode_index(data: bytes, path: Path) -> Index:
+    """The index of the checkpoint at `path` from its bytes; raises if they cannot be right."""
+    where = f"index {INDEX_NAME!r} of {str(path)!r}"
+    try:
+        body = json.loads(data)
+        if not isinstance(body, dict) or body.get("format") != _FORMAT:
+            raise ValueError("it is no index of a shardwise checkpoint")
+        _check_version(body.get("version"), where)
+        end = len(data) - len(f'{"0" * _DIGITS}"}}\n')
+        if data[end:] != f'{xxhash.xxh3_64_hexdigest(data[:end])}"}}\n'.encode():
+            raise ValueError("its checksum does not fit")
+        return _decoded(body, path)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        told = f"{type(error).__name__}: " if not isinstance(error, ShardwiseError) else ""
+        raise DamagedError(
+            where,
+            got=f"{told}{error}",
+            fix="The index is damaged or was edited; take it from where it came from again.",
+        ) from error
+
+
+def _check_version(version: object, where: str) -> None:
+    if type(version) is not int or version < 1:
+        raise ValueError(f"version {version!r}")
+    if version > VERSION:
+        raise CheckpointError(
+            where,
+            expected=f"version {VERSION} or older",
+            got=version,
+            fix="A newer shardwise wrote it: pip install --upgrade shardwise.",
+        )
+
+
+def _decoded(body: dict[str, Any], path: Path) -> Index:
+    files = tuple(_decoded_file(*entry) for entry in body["files"])
+    if len({file.name for file in files}) < len(files):
+        raise ValueError("a file is named twice")
+    sizes = np.array([file.size for file in files], np.int64)
+    checked: dict[tuple[int, tuple[int, ...]], tuple[Boxes, Ints]] = {}
+    tensors = {}
+    for name, entry in body["tensors"].items():
+        shape = as_shape(entry["shape"])
+        key = (entry["cut"], shape)
+        if key not in checked:
+            checked[key] = _decoded_cut(body["cuts"][entry["cut"]], shape, name, len(files))
+        tensors[name] = _decoded_tensor(name, entry, shape, *checked[key], files, sizes)
+    strangers = set(tensor_names(body["state"])) ^ set(tensors)
+    if strangers:
+        raise ValueError(f"state and tensors differ in {sorted(strangers)[:5]}")
+    return Index(
+        path, "shardwise", files, tensors, body["state"], int(body["world_size"]), body["version"]
+    )
+
+
+def _decoded_file(name: str, size: int, rank: int) -> SavedFile:
+    is_inside = name == Path(name).name and name not in ("", ".", "..") and "\\" not in name
+    if not is_inside or "\0" in name:
+        raise ValueError(f"file {name!r} is not in the folder of the checkpoint")
+    if not all(type(number) is int and 0 <= number < 2**62 for number in (size, rank)):
+        raise ValueError(f"file {name!r} of {size!r} bytes from rank {rank!r}")
+    return SavedFile(name, size, rank)
+
+
+def _decoded_cut(
+    cut: dict[str, Any], shape: tuple[int, ...], name: str, num_files: int
+) -> tuple[Boxes, Ints]:
+    rows = len(cut["starts"])
+    ends = [cut["starts"], cut["sizes"]]
+    if any(len(row) != len(shape) for end in ends for row in end):
+        raise ValueError(f"boxes of {name!r} are not of {len(shape)} dims")
+    starts, sizes = (rows_of_ints(end, rows, len(shape)) for end in ends)
+    if (starts < 0).any() or (sizes < 0).any() or (starts > 2**62).any() or (sizes > 2**62).any():
+        raise ValueError(f"boxes of {name!r} have impossible sizes")
+    boxes = Boxes(starts, starts + sizes)
+    check_tiling(boxes, shape).raise_if_bad(f"boxes of {name!r}")
+    files = np.array(cut["files"], np.int64)
+    if files.shape != (rows,) or (files < 0).any() or (files >= num_files).any():
+        raise ValueError(f"boxes of {name!r} are in files that are not listed")
+    return boxes, files
+
+
+def _decoded_tensor(
+    name: str,
+    entry: dict[str, Any],
+    shape: tuple[int, ...],
+    boxes: Boxes,
+    numbers: Ints,
+    files: Sequence[SavedFile],
+    file_sizes: Ints,
+) -> SavedTensor:
+    dtype = dtype_of(entry["dtype"], name)
+    starts = np.array(entry["start"], np.int64)
+    sums = np.frombuffer(bytes.fromhex(entry["checksum"]), ">u8").astype(np.uint64)
+    if not starts.shape == sums.shape == (len(boxes),):
+        raise ValueError(f"{name!r} has {len(boxes)} boxes, but not as many places in files")
+    sizes = boxes.volumes * dtype.itemsize
+    if (starts < 0).any() or (starts > file_sizes[numbers] - sizes).any():
+        row = int(((starts < 0) | (starts > file_sizes[numbers] - sizes)).argmax())
+        raise ValueError(
+            f"box {boxes[row]} of {name!r} is said to be at byte {starts[row]} of "
+            f"{files[numbers[row]].name!r}, which has {file_sizes[numbers[row]]} bytes"
+        )
+    return SavedTensor(name, shape, dtype, boxes, numbers, starts, sums)

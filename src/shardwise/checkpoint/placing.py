@@ -1,0 +1,231 @@
+"""Which rank writes which box into which file, at which byte: a pure function of layouts.
+
+[Note: placing] Every rank computes the same from the layouts alone, so nothing is gathered to plan
+a save. A box that several ranks hold is written by the one that has the least to write so far.
+The k-th box that a rank writes of a tensor goes into its k-th file, because a safetensors file has
+a name once, and readers of such files know a box by its file and name. Within a file tensors stand
+by the size of their elements, largest first, so that each is aligned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardwise.geometry import Box
+from shardwise.geometry.box import Boxes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from shardwise.geometry import Layout
+    from shardwise.geometry.box import Ints
+
+__all__ = ["PlacedFile", "PlacedPiece", "PlacedTensor", "Placing", "Wanted", "place"]
+
+_MOST_FILES = 64  # of a rank: what a tensor has beyond goes into the last one, under other names
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that is to be saved; nothing may be pending."""
+
+    name: str
+    layout: Layout
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """The `number`-th of the files that a rank writes, and how many bytes of data it gets."""
+
+    rank: int
+    number: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedTensor:
+    """Where the boxes of a tensor go. `starts` count from the start of a file's data."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    boxes: Boxes  # (n,), each once
+    rows: Ints  # (n,): of the layout, the entry that is written
+    files: Ints  # (n,): which of `Placing.files`
+    starts: Ints  # (n,)
+    turns: Ints  # (n,): how many boxes of this tensor the rank writes before this one
+
+    @property
+    def sizes(self) -> Ints:
+        """Bytes of each box."""
+        return self.boxes.volumes * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """One box in one file, as its writer needs it."""
+
+    tensor: PlacedTensor
+    number: int  # of the box in the tensor
+    key: str  # its name in the file
+
+    @property
+    def box(self) -> Box:
+        return self.tensor.boxes[self.number]
+
+    @property
+    def row(self) -> int:
+        """The entry of the tensor's layout."""
+        return int(self.tensor.rows[self.number])
+
+    @property
+    def start(self) -> int:
+        return int(self.tensor.starts[self.number])
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.volume * self.tensor.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Placing:
+    """What goes where; the same on all ranks."""
+
+    files: tuple[PlacedFile, ...]  # by rank and number
+    tensors: tuple[PlacedTensor, ...]  # in their order in files
+
+    @cached_property
+    def is_unsharded(self) -> bool:
+        """Whether every tensor is in one piece."""
+        return all(len(tensor.files) == 1 for tensor in self.tensors)
+
+    @cached_property
+    def file_names(self) -> tuple[str, ...]:
+        """As in a Hugging Face folder where no tensor is cut, else as DCP writes shards of one."""
+        if not self.is_unsharded:
+            per_rank = max((file.number for file in self.files), default=0) + 1
+            return tuple(
+                f"shard-{file.rank + 1:05}-model-{file.number + 1:05}-of-{per_rank:05}.safetensors"
+                for file in self.files
+            )
+        if len(self.files) == 1:
+            return ("model.safetensors",)
+        count = len(self.files)
+        return tuple(f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count))
+
+    def pieces_of(self, file: int) -> Iterator[PlacedPiece]:
+        """What one file gets, in the order of its bytes."""
+        for tensor in self.tensors:
+            for number in np.flatnonzero(tensor.files == file).tolist():
+                turn = int(tensor.turns[number])
+                is_last = self.files[file].number == _MOST_FILES - 1
+                suffix = f"#{turn}" if is_last and turn >= _MOST_FILES else ""
+                yield PlacedPiece(tensor, number, tensor.name + suffix)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chosen:
+    """The entries of a layout that are written: each box once."""
+
+    boxes: Boxes
+    volumes: Ints
+    rows: Ints
+    writers: Ints
+    turns: Ints
+
+
+def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
+    """Where each box of the tensors is written by ranks among `ranks`."""
+    largest_first = sorted(
+        tensors,
+        key=lambda one: (-one.dtype.itemsize, -one.dtype.itemsize * _volume(one), one.name),
+    )
+    loads = np.zeros(max(ranks, default=0) + 1, np.int64)  # bytes by rank
+    counts = np.zeros(len(loads), np.int64)  # files by rank
+    chosen: dict[Layout, _Chosen] = {}  # of layouts that leave no choice
+    written = []
+    for wanted in largest_first:
+        known = chosen.get(wanted.layout) or _chosen(wanted.layout, loads)
+        if wanted.layout.has_every_box_once:
+            chosen[wanted.layout] = known
+        written.append((wanted, known))
+        np.add.at(loads, known.writers, known.volumes * wanted.dtype.itemsize)
+        np.maximum.at(counts, known.writers, np.minimum(known.turns, _MOST_FILES - 1) + 1)
+    first = np.concatenate([[0], np.cumsum(counts)])  # file of each rank's first
+    ends = np.zeros(int(first[-1]), np.int64)
+    placed = tuple(_placed(wanted, known, first, ends) for wanted, known in written)
+    files = tuple(
+        PlacedFile(rank, number, int(ends[first[rank] + number]))
+        for rank in np.flatnonzero(counts).tolist()
+        for number in range(int(counts[rank]))
+    )
+    return Placing(files, placed)
+
+
+def _volume(wanted: Wanted) -> int:
+    return Box.whole(wanted.layout.shape).volume
+
+
+def _chosen(layout: Layout, loads: Ints) -> _Chosen:
+    """Each box once, on the rank of its owners that has the least to write."""
+    if 0 in layout.shape:  # nothing to write, but the file is to know its name
+        boxes = Boxes.of([Box.whole(layout.shape)], layout.ndim)
+        none = np.zeros(1, np.int64)
+        return _Chosen(boxes, none, none, layout.owners[:1], none)
+    if layout.has_every_box_once:
+        rows = np.arange(len(layout))
+    else:
+        box = np.repeat(np.arange(len(layout.box_rows) - 1), np.diff(layout.box_rows))
+        rows = np.lexsort((layout.owners, loads[layout.owners], box))[layout.box_rows[:-1]]
+    rows = rows[layout.boxes.is_full[rows]]
+    boxes, writers = layout.boxes[rows], layout.owners[rows]
+    return _Chosen(boxes, boxes.volumes, rows, writers, _turns(writers))
+
+
+def _turns(writers: Ints) -> Ints:
+    """How often each rank has stood in the list before."""
+    order = np.argsort(writers, kind="stable")
+    ordered = writers[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    turns = np.empty(len(writers), np.int64)
+    turns[order] = np.arange(len(writers)) - np.repeat(
+        starts, np.diff(np.concatenate([starts, [len(writers)]]))
+    )
+    return turns
+
+
+def _placed(wanted: Wanted, known: _Chosen, first: Ints, ends: Ints) -> PlacedTensor:
+    """The tensor behind what its files have so far; moves their `ends`."""
+    files = first[known.writers] + np.minimum(known.turns, _MOST_FILES - 1)
+    sizes = known.volumes * wanted.dtype.itemsize
+    starts = ends[files] + _before(files, sizes)
+    np.add.at(ends, files, sizes)
+    return PlacedTensor(
+        wanted.name,
+        wanted.layout.shape,
+        wanted.dtype,
+        known.boxes,
+        known.rows,
+        files,
+        starts,
+        known.turns,
+    )
+
+
+def _before(files: Ints, sizes: Ints) -> Ints:
+    """Bytes that stand before each box among those of one tensor in the same file."""
+    if len(np.unique(files)) == len(files):
+        return np.zeros(len(files), np.int64)
+    order = np.argsort(files, kind="stable")
+    total = np.cumsum(sizes[order]) - sizes[order]
+    is_first = np.concatenate([[True], files[order][1:] != files[order][:-1]])
+    before = np.empty(len(files), np.int64)
+    before[order] = total - total[is_first][np.cumsum(is_first) - 1]
+    return before
