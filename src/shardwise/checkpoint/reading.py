@@ -11,12 +11,12 @@ import torch
 
 from shardwise.checkpoint.writing import bytes_of
 from shardwise.errors import CheckpointError, DamagedError
-from shardwise.geometry import Box
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from shardwise.checkpoint.index import Index, SavedPiece, SavedTensor
+    from shardwise.geometry import Box
 
 __all__ = ["Reader"]
 

@@ -19,7 +19,7 @@ _STEP = 1 << 23  # bytes that are hashed and written while they are in the cache
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 class FileWriter:
