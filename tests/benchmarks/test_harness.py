@@ -335,6 +335,7 @@ def test_tiling_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -
 # -- what the planning benchmark measures --------------------------------------------------------
 
 
+@pytest.mark.long
 def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -> None:
     printed, written = run_quickly("planning", tmp_path)
     for text in ("grid to irregular", "one rank", "DCP", "over 5 s", "±", "x ", "n^"):

@@ -37,7 +37,7 @@ def _cases(number: int) -> list[tuple[Layout, ...]]:
     name, sample = ALL[number]
     kinds = [layout_kinds(shape).values() for shape in sample.shapes]
     every = list(itertools.product(*kinds))
-    most = FEWER_CASES.get(name, MOST_CASES) * settings().max_examples // 30
+    most = FEWER_CASES.get(name, MOST_CASES) * settings().max_examples // 20
     return random.Random(number).sample(every, min(most, len(every)))
 
 
