@@ -73,13 +73,14 @@ class SavedFile(NamedTuple):
 
 
 class SavedPiece(NamedTuple):
-    """One box of a tensor, in row-major order at `start` in file number `file`."""
+    """One box of a tensor, at `start` in file number `file`; row-major if it has no `strides`."""
 
     box: Box
     file: int
     start: int
     nbytes: int
     checksum: int | None
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +94,7 @@ class SavedTensor:
     files: Ints  # (n,): numbers of `Index.files`
     starts: Ints  # (n,): first bytes in the files
     checksums: Checksums | None = None  # (n,)
+    strides: Ints | None = None  # (n, ndim), in elements: of boxes that DCP wrote in other orders
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +105,9 @@ class SavedTensor:
         box = self.boxes[number]
         checksum = None if self.checksums is None else int(self.checksums[number])
         nbytes = box.volume * self.dtype.itemsize
-        return SavedPiece(box, int(self.files[number]), int(self.starts[number]), nbytes, checksum)
+        strides = None if self.strides is None else tuple(self.strides[number].tolist())
+        file, start = int(self.files[number]), int(self.starts[number])
+        return SavedPiece(box, file, start, nbytes, checksum, strides)
 
     def pieces(self) -> Iterator[SavedPiece]:
         return map(self.piece, range(len(self.boxes)))
@@ -120,6 +124,7 @@ class Index:
     structure: Any = field(repr=False)  # [Note: structure]
     world_size: int
     version: int = VERSION
+    unreadable: dict[str, str] = field(default_factory=dict)  # of DCP: names, and why
 
     @property
     def nbytes(self) -> int:

@@ -46,7 +46,7 @@ class Reader:
         self.bytes_read += part.volume * tensor.dtype.itemsize
         within = part.relative_to(piece.box)
         is_plain = out.is_contiguous() and out.device.type == "cpu" and out.dtype == tensor.dtype
-        if is_plain and _is_run(within, piece.box.shape):
+        if is_plain and piece.strides is None and _is_run(within, piece.box.shape):
             start = piece.start + _first(within, piece.box.shape) * tensor.dtype.itemsize
             self._read_run(piece.file, start, out)
         else:
@@ -68,7 +68,10 @@ class Reader:
             # Copied on write, since torch warns of memory that cannot be written.
             self._maps[piece.file] = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
         raw = np.frombuffer(self._maps[piece.file], np.uint8, piece.nbytes, piece.start)
-        return torch.from_numpy(raw).view(tensor.dtype).view(piece.box.shape)
+        elements = torch.from_numpy(raw).view(tensor.dtype)
+        if piece.strides is None:
+            return elements.view(piece.box.shape)
+        return elements.as_strided(piece.box.shape, piece.strides)
 
     def _opened(self, file: int) -> int:
         if file not in self._open:
