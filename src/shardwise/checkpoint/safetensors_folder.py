@@ -5,7 +5,9 @@ writer leaves: boxes of tensors over many files. Only the headers are read.
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +20,11 @@ from shardwise.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from shardwise.checkpoint.headers import Header, HeaderEntry
     from shardwise.checkpoint.index import SavedFile, SavedTensor
 
-__all__ = ["SUFFIX", "WEIGHT_MAP_SUFFIX", "safetensors_index"]
+__all__ = ["SUFFIX", "WEIGHT_MAP_SUFFIX", "index_of_files", "safetensors_index"]
 
 SUFFIX = ".safetensors"
 WEIGHT_MAP_SUFFIX = ".safetensors.index.json"  # which tensor is in which file
@@ -48,6 +49,13 @@ def safetensors_index(path: Path) -> Index:
         return _index_of(path, list(dict.fromkeys(weight_map.values())), weight_map)
     names = sorted(one.name for one in path.glob(f"*{SUFFIX}"))
     return _index_of(path, [_ONE_FILE] if _ONE_FILE in names else names, None)
+
+
+def index_of_files(paths: Sequence[Path]) -> Index:
+    """What is in several safetensors files, of one folder or of several, as one checkpoint."""
+    folder = Path(os.path.commonpath([one.absolute().parent for one in paths]))
+    names = [one.absolute().relative_to(folder).as_posix() for one in paths]
+    return _index_of(folder, names, None)
 
 
 def _weight_map(file: Path) -> dict[str, str]:
