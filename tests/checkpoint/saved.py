@@ -17,24 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shardwise.sharding_spec.spec import ShardingSpec
-
 __all__ = ["write_checkpoint"]
 
 
 def write_checkpoint(
-    folder: Path, state: Any, specs: Mapping[str, ShardingSpec] | None = None, world_size: int = 1
+    folder: Path, state: Any, layouts: Mapping[str, Layout] | None = None, world_size: int = 4
 ) -> Path:
     """Saves a state of full tensors as ranks with these layouts would; others as rank 0 alone."""
     flat = flatten(state)
-    chosen = dict(specs or {})
     wanted = []
     for name, tensor in flat.tensors.items():
-        shape = tuple(tensor.shape)
-        layout = Layout(shape, [Box.whole(shape)], [0])
-        if name in chosen:
-            layout = chosen[name].layout(shape)
-        wanted.append(Wanted(name, layout, tensor.dtype))
+        whole = Layout(tensor.shape, [Box.whole(tensor.shape)], [0])
+        wanted.append(Wanted(name, (layouts or {}).get(name, whole), tensor.dtype))
     placing = place(wanted, range(world_size))
     folder.mkdir(parents=True, exist_ok=True)
     data_starts, sums, files = [], {}, []
