@@ -38,6 +38,7 @@ __all__ = [
     "StopRecomputation",
     "Store",
     "TorchDispatchMode",
+    "TorchShardedTensorTypes",
     "active_transform",
     "all_gather_single",
     "allow_foreach",
@@ -53,6 +54,7 @@ __all__ = [
     "functorch_stack",
     "gradient_hooks",
     "group_store",
+    "has_default_shard_order",
     "ignore_in_ddp",
     "is_staged_by_dcp",
     "is_written_for_hugging_face",
@@ -65,10 +67,12 @@ __all__ = [
     "shares_memory",
     "start_all_gather",
     "swap_impl",
+    "torch_sharded_tensor_types",
     "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
+    "wait_for_local",
 ]
 
 remote_device = _remote_device
@@ -276,6 +280,46 @@ def mesh_placement_types() -> MeshPlacementTypes:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 
     return MeshPlacementTypes(Shard, _StridedShard, Replicate, Partial)
+
+
+def has_default_shard_order(dtensor: Any) -> bool:
+    """Whether mesh axes that cut one dim of a DTensor do so from left to right."""
+    spec = dtensor._spec
+    order = getattr(spec, "shard_order", None)  # None: as its strided shards say
+    return order is None or order == spec.compute_default_shard_order(spec.placements)
+
+
+def wait_for_local(dtensor: Any) -> None:
+    """Waits for the local tensor of a DTensor, if a collective still writes it."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    if isinstance(dtensor._local_tensor, AsyncCollectiveTensor):
+        dtensor._local_tensor = dtensor._local_tensor.wait()
+
+
+class TorchShardedTensorTypes(NamedTuple):
+    """The classes of torch's own ShardedTensor, the seed's."""
+
+    sharded_tensor: Any
+    shard: Any
+    shard_metadata: Any
+    tensor_metadata: Any
+    properties: Any
+
+
+def torch_sharded_tensor_types() -> TorchShardedTensorTypes:
+    """The classes of torch's own ShardedTensor, for those who have such tensors."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import (
+        ShardedTensorMetadata,
+        TensorProperties,
+    )
+    from torch.distributed._shard.sharded_tensor.shard import Shard
+
+    return TorchShardedTensorTypes(
+        ShardedTensor, Shard, ShardMetadata, ShardedTensorMetadata, TensorProperties
+    )
 
 
 def is_staged_by_dcp() -> bool:
