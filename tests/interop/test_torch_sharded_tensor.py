@@ -46,7 +46,8 @@ def _back_and_forth(rank: int, listed: list[Layout]) -> None:
         held = {shard.tensor.data_ptr() for shard in ours.local_shards() if shard.tensor.numel()}
         assert {shard.tensor.data_ptr() for shard in theirs.local_shards()} == held
         again.full_tensor().square().sum().backward()
-        for local in [shard.tensor for shard in ours.local_shards() if shard.tensor.numel()]:
+        pieces: list[Any] = [shard.tensor for shard in ours.local_shards()]
+        for local in [piece for piece in pieces if piece.numel()]:
             assert torch.equal(local.grad, 2 * local.detach())
 
 
