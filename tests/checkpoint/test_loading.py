@@ -63,7 +63,7 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.float(), other.float())
 
 
-@given(st.data())
+@given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_tensor_of_any_layout_loads_into_any_other(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

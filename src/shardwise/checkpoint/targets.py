@@ -50,15 +50,14 @@ class Targets:
 
 def find_targets(state: object, saved: SavedState, members: Communicator) -> Targets:
     """The tensors and values of a state; raises about what can never be filled."""
-    found = Targets()
-    walk = _Walk(saved, members, found)
-    found.root = walk.visit(state, "", 0)
-    if isinstance(found.root, _Value) and not found.root.is_in_place:
+    if not _is_container(state) and not hasattr(state, "state_dict"):
         raise CheckpointError(
             "state of load",
             expected="a dict or list of tensors and values, or an object with load_state_dict()",
             got=type(state).__name__,
         )
+    found = Targets()
+    found.root = _Walk(saved, members, found).visit(state, "", 0)
     return found
 
 
