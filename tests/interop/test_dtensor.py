@@ -291,6 +291,12 @@ def _wrong_calls(rank: int) -> None:
     with pytest.raises(Exception, match="requires_grad of a ShardedTensor with a pending max"):
         shardwise.from_dtensor(largest)
     assert shardwise.from_dtensor(largest.detach()).shard_layout.pending == "max"
+    back = DeviceMesh("cpu", [1, 0])
+    backwards = DTensor.from_local(torch.ones(2, 3), back, [Shard(0)], run_check=False)
+    with pytest.raises(LayoutError, match=r"mesh of ranks \[1, 0\].*that ascend along an axis"):
+        shardwise.from_dtensor(backwards)
+    with pytest.raises(LayoutError, match=r"mesh of ranks \[1, 0\].*that ascend along an axis"):
+        shardwise.to_dtensor(shardwise.reshard(rows, shardwise.chunk(0, ranks=[1, 0])), back)
 
 
 def test_wrong_calls_say_what_to_do() -> None:

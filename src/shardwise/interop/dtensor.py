@@ -124,6 +124,7 @@ def _check_convertible(
     dt: DTensor, local: torch.Tensor, layout: Layout, members: Communicator
 ) -> None:
     members.ranks.check_members(layout.ranks, what="the mesh of from_dtensor's DTensor")
+    _check_ascending(dt.device_mesh, dt.placements, members.rank)
     if not has_default_shard_order(dt):
         raise LayoutError(
             f"DTensor of shape {tuple(dt.shape)}, whose mesh axes cut in an order of their own",
@@ -143,6 +144,24 @@ def _check_convertible(
         )
     if local.requires_grad:
         check_requires_grad(layout, local.dtype, members.rank)
+
+
+def _check_ascending(mesh: DeviceMesh, placements: Sequence[Placement], rank: int) -> None:
+    """Raises if an axis that cuts has its ranks in another order than ascending.
+
+    torch sorts the ranks of a process group, so that DTensor's collectives do not follow the
+    coordinates of such a mesh: what it distributes and what it gathers is not what it says.
+    """
+    ranks = _ranks(mesh)
+    for axis, placement in enumerate(placements):
+        if placement.is_shard() and (np.diff(ranks, axis=axis) < 0).any():
+            raise LayoutError(
+                f"DTensor on a mesh of ranks {ranks.tolist()}, cut along axis {axis}",
+                rank=rank,
+                expected="ranks that ascend along an axis that cuts",
+                got="ranks that do not, for which DTensor's own collectives are wrong",
+                fix="Make the mesh with ascending ranks; a ShardedTensor takes any order.",
+            )
 
 
 # -- to a DTensor ----------------------------------------------------------------------------------
@@ -169,6 +188,7 @@ def to_dtensor(
         mesh = _mesh_of(state) if mesh is None else _checked_mesh(mesh, state)
         chosen = _placements_of(state, mesh) if placements is None else tuple(placements)
         layout = _target(state, mesh, chosen)
+        _check_ascending(mesh, chosen, state.rank)
     (*carriers,) = _with_term_gradients(state.carriers, state, up=False)
     local = _local(carriers, state, layout)
     shape = torch.Size(state.layout.shape)
