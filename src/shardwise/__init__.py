@@ -150,6 +150,7 @@ _HOMES = {
     "shardwise.viz": ["print_layout", "print_plan"],
 }
 _PACKAGES = {
+    "checkpoint",
     "comm",
     "errors",
     "geometry",

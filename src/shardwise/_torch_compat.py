@@ -60,6 +60,7 @@ __all__ = [
     "rpc_worker_ranks",
     "shares_memory",
     "start_all_gather",
+    "storage_key",
     "swap_impl",
     "tracing_state",
     "tree_leaves",
@@ -238,6 +239,12 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether one tensor is a view of the other, or both are of a third; meta tensors too."""
     private: Any = torch._C
     return bool(private._is_alias_of(one, other))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number of the memory that a tensor is in, also of one without elements."""
+    private: Any = tensor.untyped_storage()
+    return int(private._cdata)
 
 
 class RandomMarks:

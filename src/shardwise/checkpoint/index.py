@@ -5,11 +5,13 @@
     format, version     "shardwise checkpoint", 1
     world_size          how many ranks saved
     files               [name, bytes, rank] of each
+    first               of each file, where its first tensor begins
     cuts                the different ways in which tensors are cut and spread: of each box its
                         start, size and file (a number of `files`)
     tensors             by name: dtype (a code of safetensors), shape, cut (a number of `cuts`),
-                        and for each box: start (its first byte in the file) and in `checksum` 16
-                        hexadecimal digits (XXH3, 64 bits) of its bytes
+                        start (of each box its first byte, counted from the file's `first`; one
+                        number if it is the same for all) and checksum: of each box 16 hexadecimal
+                        digits (XXH3, 64 bits)
     state               the nested state, with names of tensors ([Note: structure])
     checksum            of all bytes of the index before it; the last key
 
@@ -21,7 +23,7 @@ folder. So its sizes are no larger than files that are there.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -109,6 +111,10 @@ class SavedTensor:
         file, start = int(self.files[number]), int(self.starts[number])
         return SavedPiece(box, file, start, nbytes, checksum, strides)
 
+    def renamed(self, name: str) -> SavedTensor:
+        """The same bytes by another name."""
+        return replace(self, name=name)
+
     def pieces(self) -> Iterator[SavedPiece]:
         return map(self.piece, range(len(self.boxes)))
 
@@ -143,24 +149,18 @@ class Index:
 
 def encode_index(index: Index) -> bytes:
     """The bytes of `shardwise.index.json`."""
-    cuts: dict[tuple[bytes, ...], int] = {}
-    listed = []
+    first = _first_bytes(index)
+    cuts = _Cuts()
     tensors = {}
     for name, tensor in index.tensors.items():
-        starts, stops = tensor.boxes.starts, tensor.boxes.stops
-        key = (starts.tobytes(), stops.tobytes(), tensor.files.tobytes())
-        if key not in cuts:
-            cuts[key] = len(cuts)
-            sizes = (stops - starts).tolist()
-            listed.append(
-                {"starts": starts.tolist(), "sizes": sizes, "files": tensor.files.tolist()}
-            )
         assert tensor.checksums is not None
+        starts = tensor.starts - first[tensor.files]
+        is_same = bool((starts == starts[0]).all())
         tensors[name] = {
             "dtype": code_of(tensor.dtype, name),
             "shape": tensor.shape,
-            "cut": cuts[key],
-            "start": tensor.starts.tolist(),
+            "cut": cuts.number_of(tensor),
+            "start": int(starts[0]) if is_same else starts.tolist(),
             "checksum": tensor.checksums.astype(">u8").tobytes().hex(),
         }
     body = {
@@ -168,12 +168,46 @@ def encode_index(index: Index) -> bytes:
         "version": index.version,
         "world_size": index.world_size,
         "files": index.files,
-        "cuts": listed,
+        "first": first.tolist(),
+        "cuts": cuts.listed,
         "tensors": tensors,
         "state": index.structure,
     }
     text = (json.dumps(body, separators=(",", ":"))[:-1] + _END).encode()
     return text + f'{xxhash.xxh3_64_hexdigest(text)}"}}\n'.encode()
+
+
+def _first_bytes(index: Index) -> Ints:
+    """Of each file, where its first tensor begins: tensors of one cut have equal distances to it,
+    although the headers of the files have different lengths."""
+    first = np.array([file.size for file in index.files], np.int64)
+    for tensor in index.tensors.values():
+        np.minimum.at(first, tensor.files, tensor.starts)
+    return first
+
+
+class _Cuts:
+    """The different ways in which tensors are cut and spread over files."""
+
+    def __init__(self) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._numbers: dict[tuple[bytes, ...], int] = {}
+        self._of_objects: dict[tuple[int, int], int] = {}  # boxes and files that are shared
+
+    def number_of(self, tensor: SavedTensor) -> int:
+        """Which of `listed` the tensor has."""
+        objects = (id(tensor.boxes), id(tensor.files))
+        if objects not in self._of_objects:
+            self._of_objects[objects] = self._found(tensor.boxes, tensor.files)
+        return self._of_objects[objects]
+
+    def _found(self, boxes: Boxes, files: Ints) -> int:
+        key = (boxes.starts.tobytes(), boxes.stops.tobytes(), files.tobytes())
+        if key not in self._numbers:
+            self._numbers[key] = len(self.listed)
+            cut = {"starts": boxes.starts, "sizes": boxes.shapes, "files": files}
+            self.listed.append({name: array.tolist() for name, array in cut.items()})
+        return self._numbers[key]
 
 
 def decode_index(data: bytes, path: Path) -> Index:
@@ -216,6 +250,9 @@ def _decoded(body: dict[str, Any], path: Path) -> Index:
     if len({file.name for file in files}) < len(files):
         raise ValueError("a file is named twice")
     sizes = np.array([file.size for file in files], np.int64)
+    first = np.array(body["first"], np.int64)
+    if first.shape != sizes.shape or (first < 0).any() or (first > sizes).any():
+        raise ValueError("files begin beyond their ends")
     checked: dict[tuple[int, tuple[int, ...]], tuple[Boxes, Ints]] = {}
     tensors = {}
     for name, entry in body["tensors"].items():
@@ -223,7 +260,7 @@ def _decoded(body: dict[str, Any], path: Path) -> Index:
         key = (entry["cut"], shape)
         if key not in checked:
             checked[key] = _decoded_cut(body["cuts"][entry["cut"]], shape, name, len(files))
-        tensors[name] = _decoded_tensor(name, entry, shape, *checked[key], files, sizes)
+        tensors[name] = _decoded_tensor(name, entry, shape, *checked[key], first, files, sizes)
     strangers = set(tensor_names(body["state"])) ^ set(tensors)
     if strangers:
         raise ValueError(f"state and tensors differ in {sorted(strangers)[:5]}")
@@ -265,17 +302,22 @@ def _decoded_tensor(
     shape: tuple[int, ...],
     boxes: Boxes,
     numbers: Ints,
+    first: Ints,
     files: Sequence[SavedFile],
     file_sizes: Ints,
 ) -> SavedTensor:
     dtype = dtype_of(entry["dtype"], name)
     starts = np.array(entry["start"], np.int64)
+    if (starts < 0).any() or (starts > 2**62).any():
+        raise ValueError(f"{name!r} starts at impossible bytes")
+    starts = first[numbers] + starts
     sums = np.frombuffer(bytes.fromhex(entry["checksum"]), ">u8").astype(np.uint64)
     if not starts.shape == sums.shape == (len(boxes),):
         raise ValueError(f"{name!r} has {len(boxes)} boxes, but not as many places in files")
     sizes = boxes.volumes * dtype.itemsize
-    if (starts < 0).any() or (starts > file_sizes[numbers] - sizes).any():
-        row = int(((starts < 0) | (starts > file_sizes[numbers] - sizes)).argmax())
+    is_beyond = starts > file_sizes[numbers] - sizes
+    if is_beyond.any():
+        row = int(is_beyond.argmax())
         raise ValueError(
             f"box {boxes[row]} of {name!r} is said to be at byte {starts[row]} of "
             f"{files[numbers[row]].name!r}, which has {file_sizes[numbers[row]]} bytes"

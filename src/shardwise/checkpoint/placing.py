@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.geometry import Box
-from shardwise.geometry.box import Boxes
+from shardwise.geometry.box import Boxes, frozen_ints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.geometry.box import Ints
 
-__all__ = ["PlacedFile", "PlacedPiece", "PlacedTensor", "Placing", "Wanted", "place"]
+__all__ = ["PlacedFile", "PlacedPiece", "PlacedTensor", "Placing", "Wanted", "before", "place"]
 
 _MOST_FILES = 64  # of a rank: what a tensor has beyond goes into the last one, under other names
 
@@ -66,6 +66,11 @@ class PlacedTensor:
     def sizes(self) -> Ints:
         """Bytes of each box."""
         return self.boxes.volumes * self.dtype.itemsize
+
+    @property
+    def has_files_twice(self) -> bool:
+        """Whether a file has several of the boxes."""
+        return int(self.turns.max(initial=0)) >= _MOST_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,14 @@ class Placing:
         return all(len(tensor.files) == 1 for tensor in self.tensors)
 
     @cached_property
+    def num_pieces(self) -> Ints:
+        """How many boxes each file gets, (files,)."""
+        counts = np.zeros(len(self.files), np.int64)
+        for tensor in self.tensors:
+            np.add.at(counts, tensor.files, 1)
+        return counts
+
+    @cached_property
     def file_names(self) -> tuple[str, ...]:
         """As in a Hugging Face folder where no tensor is cut, else as DCP writes shards of one."""
         if not self.is_unsharded:
@@ -140,6 +153,11 @@ class _Chosen:
     writers: Ints
     turns: Ints
 
+    @property
+    def file_numbers(self) -> Ints:
+        """Which of its writer's files each box goes into."""
+        return np.minimum(self.turns, _MOST_FILES - 1)
+
 
 def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
     """Where each box of the tensors is written by ranks among `ranks`."""
@@ -147,38 +165,57 @@ def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
         tensors,
         key=lambda one: (-one.dtype.itemsize, -one.dtype.itemsize * _volume(one), one.name),
     )
-    loads = np.zeros(max(ranks, default=0) + 1, np.int64)  # bytes by rank
-    counts = np.zeros(len(loads), np.int64)  # files by rank
-    chosen: dict[Layout, _Chosen] = {}  # of layouts that leave no choice
-    written = []
-    for wanted in largest_first:
-        known = chosen.get(wanted.layout) or _chosen(wanted.layout, loads)
-        if wanted.layout.has_every_box_once:
-            chosen[wanted.layout] = known
-        written.append((wanted, known))
-        np.add.at(loads, known.writers, known.volumes * wanted.dtype.itemsize)
-        np.maximum.at(counts, known.writers, np.minimum(known.turns, _MOST_FILES - 1) + 1)
-    first = np.concatenate([[0], np.cumsum(counts)])  # file of each rank's first
+    writing = _Writing(ranks)
+    written = [(wanted, writing.choose(wanted)) for wanted in largest_first]
+    first = np.concatenate([[0], np.cumsum(writing.counts)])  # file of each rank's first
     ends = np.zeros(int(first[-1]), np.int64)
-    placed = tuple(_placed(wanted, known, first, ends) for wanted, known in written)
-    files = tuple(
+    files: dict[int, Ints] = {}  # of each different choice
+    for _, known in written:
+        if id(known) not in files:
+            files[id(known)] = frozen_ints(first[known.writers] + known.file_numbers)
+    placed = tuple(_placed(wanted, known, files[id(known)], ends) for wanted, known in written)
+    listed = tuple(
         PlacedFile(rank, number, int(ends[first[rank] + number]))
-        for rank in np.flatnonzero(counts).tolist()
-        for number in range(int(counts[rank]))
+        for rank in np.flatnonzero(writing.counts).tolist()
+        for number in range(int(writing.counts[rank]))
     )
-    return Placing(files, placed)
+    return Placing(listed, placed)
 
 
 def _volume(wanted: Wanted) -> int:
     return Box.whole(wanted.layout.shape).volume
 
 
-def _chosen(layout: Layout, loads: Ints) -> _Chosen:
+class _Writing:
+    """What ranks have to write so far."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._first = min(ranks)
+        size = max(ranks) + 1
+        self._loads = np.zeros(size, np.int64)  # bytes by rank
+        self.counts = np.zeros(size, np.int64)  # files by rank
+        self._only: dict[Layout, _Chosen] = {}  # of layouts that leave no choice
+
+    def choose(self, wanted: Wanted) -> _Chosen:
+        """The entries of the tensor that are written, which count from now on."""
+        layout = wanted.layout
+        known = self._only.get(layout)
+        if known is None:
+            known = _chosen(layout, self._loads, self._first)
+            if layout.has_every_box_once:
+                self._only[layout] = known
+            np.maximum.at(self.counts, known.writers, known.file_numbers + 1)
+        np.add.at(self._loads, known.writers, known.volumes * wanted.dtype.itemsize)
+        return known
+
+
+def _chosen(layout: Layout, loads: Ints, first_rank: int) -> _Chosen:
     """Each box once, on the rank of its owners that has the least to write."""
     if 0 in layout.shape:  # nothing to write, but the file is to know its name
         boxes = Boxes.of([Box.whole(layout.shape)], layout.ndim)
         none = np.zeros(1, np.int64)
-        return _Chosen(boxes, none, none, layout.owners[:1], none)
+        owner = layout.owners[:1] if len(layout) else np.array([first_rank], np.int64)
+        return _Chosen(boxes, none, none, owner, none)
     if layout.has_every_box_once:
         rows = np.arange(len(layout))
     else:
@@ -186,27 +223,18 @@ def _chosen(layout: Layout, loads: Ints) -> _Chosen:
         rows = np.lexsort((layout.owners, loads[layout.owners], box))[layout.box_rows[:-1]]
     rows = rows[layout.boxes.is_full[rows]]
     boxes, writers = layout.boxes[rows], layout.owners[rows]
-    return _Chosen(boxes, boxes.volumes, rows, writers, _turns(writers))
+    return _Chosen(boxes, boxes.volumes, rows, writers, before(writers, np.ones_like(writers)))
 
 
-def _turns(writers: Ints) -> Ints:
-    """How often each rank has stood in the list before."""
-    order = np.argsort(writers, kind="stable")
-    ordered = writers[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    turns = np.empty(len(writers), np.int64)
-    turns[order] = np.arange(len(writers)) - np.repeat(
-        starts, np.diff(np.concatenate([starts, [len(writers)]]))
-    )
-    return turns
-
-
-def _placed(wanted: Wanted, known: _Chosen, first: Ints, ends: Ints) -> PlacedTensor:
+def _placed(wanted: Wanted, known: _Chosen, files: Ints, ends: Ints) -> PlacedTensor:
     """The tensor behind what its files have so far; moves their `ends`."""
-    files = first[known.writers] + np.minimum(known.turns, _MOST_FILES - 1)
     sizes = known.volumes * wanted.dtype.itemsize
-    starts = ends[files] + _before(files, sizes)
-    np.add.at(ends, files, sizes)
+    starts = ends[files]
+    if known.turns.max(initial=0) < _MOST_FILES:  # each file gets one box
+        ends[files] += sizes
+    else:
+        starts = starts + before(files, sizes)
+        np.add.at(ends, files, sizes)
     return PlacedTensor(
         wanted.name,
         wanted.layout.shape,
@@ -219,13 +247,12 @@ def _placed(wanted: Wanted, known: _Chosen, first: Ints, ends: Ints) -> PlacedTe
     )
 
 
-def _before(files: Ints, sizes: Ints) -> Ints:
-    """Bytes that stand before each box among those of one tensor in the same file."""
-    if len(np.unique(files)) == len(files):
-        return np.zeros(len(files), np.int64)
-    order = np.argsort(files, kind="stable")
-    total = np.cumsum(sizes[order]) - sizes[order]
-    is_first = np.concatenate([[True], files[order][1:] != files[order][:-1]])
-    before = np.empty(len(files), np.int64)
-    before[order] = total - total[is_first][np.cumsum(is_first) - 1]
-    return before
+def before(keys: Ints, amounts: Ints) -> Ints:
+    """Of each, the sum of the amounts that stand before it with the same key."""
+    order = np.argsort(keys, kind="stable")
+    total = np.cumsum(amounts[order]) - amounts[order]
+    is_first = np.ones(len(keys), dtype=bool)
+    is_first[1:] = keys[order][1:] != keys[order][:-1]
+    found = np.empty(len(keys), np.int64)
+    found[order] = total - total[is_first][np.cumsum(is_first) - 1]
+    return found
