@@ -1,8 +1,25 @@
 """Checkpoints: saved from any layout, loaded into any other, without pickle."""
 
 from shardwise.checkpoint.background import AsyncSave, Saved
+from shardwise.checkpoint.converting import convert
+from shardwise.checkpoint.differing import Diff, TensorDiff, ValueDiff, diff
 from shardwise.checkpoint.index import Index
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.saving import save
+from shardwise.checkpoint.verifying import Problem, Verified, verify
 
-__all__ = ["AsyncSave", "Index", "Saved", "load_index", "save"]
+__all__ = [
+    "AsyncSave",
+    "Diff",
+    "Index",
+    "Problem",
+    "Saved",
+    "TensorDiff",
+    "ValueDiff",
+    "Verified",
+    "convert",
+    "diff",
+    "load_index",
+    "save",
+    "verify",
+]

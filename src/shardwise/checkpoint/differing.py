@@ -13,13 +13,13 @@ from shardwise.arguments import whole_number
 from shardwise.checkpoint.blocks import blocks_of, read_block
 from shardwise.checkpoint.index import Index
 from shardwise.checkpoint.opening import load_index
+from shardwise.checkpoint.structure import without_tensors
 from shardwise.geometry import Box
-from shardwise.modules.state_trees import joined
 from shardwise.sharded_tensor.progress import bytes_bar
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = ["Diff", "TensorDiff", "ValueDiff", "diff"]
 
@@ -143,7 +143,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _value_diffs(a: Any, b: Any) -> tuple[ValueDiff, ...]:
-    one, other = dict(_values(a, "")), dict(_values(b, ""))
+    one, other = dict(without_tensors(a)), dict(without_tensors(b))
     return tuple(
         ValueDiff(name, one.get(name, ...), other.get(name, ...))
         for name in one | other
@@ -153,24 +153,3 @@ def _value_diffs(a: Any, b: Any) -> tuple[ValueDiff, ...]:
 
 def _is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)  # True is not 1
-
-
-def _values(structure: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The plain values of a structure by dotted names, in the form that JSON has for them.
-
-    Keys are text: DCP keeps all as text. Containers without anything in them are values.
-    """
-    match structure:
-        case {"$tensor": _}:
-            return
-        case {"$dict": [*pairs]}:
-            for key, item in pairs:
-                yield from _values(item, joined(name, key))
-        case {"$tuple": [*listed]} | [*listed] if listed:
-            for number, item in enumerate(listed):
-                yield from _values(item, joined(name, number))
-        case {**items} if items and not str(next(iter(items))).startswith("$"):
-            for key, item in items.items():
-                yield from _values(item, joined(name, key))
-        case _:
-            yield name, structure

@@ -26,9 +26,9 @@ from shardwise.errors import CheckpointError, DamagedError
 from shardwise.modules.state_trees import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Flat", "flatten", "tensor_names", "unflatten"]
+__all__ = ["Flat", "flatten", "tensor_names", "unflatten", "without_tensors"]
 
 _MOST_DEPTH = 200  # of nested containers: more than any state has, less than Python's stack
 
@@ -169,3 +169,24 @@ def tensor_names(structure: Any) -> list[str]:
     names: list[str] = []
     unflatten(structure, names.append)
     return names
+
+
+def without_tensors(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values of a structure by dotted names, in the form that JSON has for them.
+
+    Keys are text, and there is nothing of an empty dict: so DCP has it. An empty list is a value.
+    """
+    match structure:
+        case {"$tensor": _}:
+            pass
+        case {"$dict": [*pairs]}:
+            for key, item in pairs:
+                yield from without_tensors(item, joined(name, key))
+        case {"$tuple": [*listed]} | [*listed] if listed:
+            for number, item in enumerate(listed):
+                yield from without_tensors(item, joined(name, number))
+        case {**items} if not str(next(iter(items), "")).startswith("$"):
+            for key, item in items.items():
+                yield from without_tensors(item, joined(name, key))
+        case _:
+            yield name, structure

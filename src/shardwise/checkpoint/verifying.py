@@ -155,7 +155,7 @@ def _header_problems(
         return
     said = {(entry.start, entry.shape, entry.dtype): entry for entry in header.entries}
     for tensor, piece in pieces:
-        entry = said.pop((piece.start, piece.box.shape, tensor.dtype), None)
+        entry = said.get((piece.start, piece.box.shape, tensor.dtype))
         if entry is None and piece.nbytes:
             message = f"box {piece.box} is not at byte {piece.start} in the file's header"
             yield Problem(name, tensor.name, message)
@@ -192,10 +192,10 @@ def _verify_dcp(folder: Path, workers: int, progress: bool | None) -> Verified:
         tasks = [
             partial(_archive_problems, folder, name, entry, advance)
             for (name, _), entry in entries.items()
-            if name not in damaged
         ]
         problems = _all_of(tasks, workers)
-    listed = (Problem(None, name, message) for name, message in damaged.items())
+    told = {problem.tensor for problem in problems}
+    listed = (Problem(None, name, why) for name, why in damaged.items() if name not in told)
     files, tensors = len(index.files), len(index.tensors)
     return Verified(folder, "dcp", (*listed, *problems), files, tensors, total)
 
