@@ -5,6 +5,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
 __all__ = [
     "CheckpointedRun",
@@ -36,6 +38,7 @@ __all__ = [
     "StopRecomputation",
     "Store",
     "TorchDispatchMode",
+    "TorchShardedTensorTypes",
     "active_transform",
     "all_gather_single",
     "allow_foreach",
@@ -52,7 +55,10 @@ __all__ = [
     "functorch_stack",
     "gradient_hooks",
     "group_store",
+    "has_default_shard_order",
     "ignore_in_ddp",
+    "is_staged_by_dcp",
+    "is_written_for_hugging_face",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
@@ -63,10 +69,12 @@ __all__ = [
     "start_all_gather",
     "storage_key",
     "swap_impl",
+    "torch_sharded_tensor_types",
     "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
+    "wait_for_local",
 ]
 
 remote_device = _remote_device
@@ -280,6 +288,82 @@ def mesh_placement_types() -> MeshPlacementTypes:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 
     return MeshPlacementTypes(Shard, _StridedShard, Replicate, Partial)
+
+
+def has_default_shard_order(dtensor: Any) -> bool:
+    """Whether mesh axes that cut one dim of a DTensor do so from left to right."""
+    spec = dtensor._spec
+    order = getattr(spec, "shard_order", None)  # None: as its strided shards say
+    return order is None or order == spec.compute_default_shard_order(spec.placements)
+
+
+def wait_for_local(dtensor: Any) -> None:
+    """Waits for the local tensor of a DTensor, if a collective still writes it."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    if isinstance(dtensor._local_tensor, AsyncCollectiveTensor):
+        dtensor._local_tensor = dtensor._local_tensor.wait()
+
+
+class TorchShardedTensorTypes(NamedTuple):
+    """The classes of torch's own ShardedTensor, the seed's."""
+
+    sharded_tensor: Any
+    shard: Any
+    shard_metadata: Any
+    tensor_metadata: Any
+    properties: Any
+
+
+def torch_sharded_tensor_types() -> TorchShardedTensorTypes:
+    """The classes of torch's own ShardedTensor, for those who have such tensors."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import (
+        ShardedTensorMetadata,
+        TensorProperties,
+    )
+    from torch.distributed._shard.sharded_tensor.shard import Shard
+
+    return TorchShardedTensorTypes(
+        ShardedTensor, Shard, ShardMetadata, ShardedTensorMetadata, TensorProperties
+    )
+
+
+def is_staged_by_dcp() -> bool:
+    """Whether torch.distributed.checkpoint is copying a state dict, for an asynchronous save.
+
+    It asks a tensor for its `data_ptr()`, and copies one that has none by what it is made of.
+    """
+    return any(frame.f_globals.get("__name__") in _STAGERS for frame in _frames(most=16))
+
+
+_STAGERS = (
+    "torch.distributed.checkpoint._state_dict_stager",
+    "torch.distributed._state_dict_utils",
+)
+
+
+def is_written_for_hugging_face() -> bool:
+    """Whether the checkpoint that is being saved goes through `HuggingFaceStorageWriter`."""
+    loaded = sys.modules.get("torch.distributed.checkpoint.hf_storage")
+    if loaded is None:
+        return False
+    saver = "torch.distributed.checkpoint.state_dict_saver"
+    writers = [
+        frame.f_locals.get("storage_writer")
+        for frame in _frames(most=64)
+        if frame.f_globals.get("__name__") == saver
+    ]
+    return any(isinstance(writer, loaded.HuggingFaceStorageWriter) for writer in writers)
+
+
+def _frames(*, most: int) -> Iterator[FrameType]:
+    """The callers of the function that asks, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and most > 0:
+        yield frame
+        frame, most = frame.f_back, most - 1
 
 
 def forget_rpc_groups() -> None:

@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
     file.write_bytes(data)
     done = run("verify", saved)
     assert done.status == 1
-    assert "'model.wave': box [0:6, 0:5]: its bytes are not those that were saved" in done.out
+    assert "'model.wave': box [0:6, 0:5] of 'model.wave' in file 'model.saf" in done.out
     told = json.loads(run("verify", saved, "--json").out)
     assert (told["sound"], [one["tensor"] for one in told["problems"]]) == (False, ["model.wave"])
     file.write_bytes(data[:-1])

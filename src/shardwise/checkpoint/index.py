@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -136,6 +137,17 @@ class Index:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all that it says, the same in every process: what ranks compare to agree."""
+        digest = xxhash.xxh3_128(repr((self.kind, self.files, self.structure)).encode())
+        for name, tensor in self.tensors.items():
+            digest.update(repr((name, tensor.shape, tensor.dtype)).encode())
+            boxes = tensor.boxes
+            for array in (boxes.starts, boxes.stops, tensor.files, tensor.starts, tensor.checksums):
+                digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def layout(self, name: str) -> Layout:
         """Which box of a tensor was saved by which rank."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
+import xxhash
 
 from shardwise.checkpoint.writing import bytes_of
 from shardwise.errors import CheckpointError, DamagedError
@@ -20,37 +21,79 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader"]
 
+_STEP = 1 << 23  # bytes that are hashed or converted at a time
+
 
 class Reader:
     """Reads from the files of a checkpoint, each of which is opened once."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
+        self.index = index
         self._open: dict[int, int] = {}
         self._maps: dict[int, mmap.mmap] = {}
-        self.bytes_read = 0
+        self.bytes_read = 0  # of tensors
+        self.bytes_hashed = 0
 
-    def read(self, name: str, box: Box, out: torch.Tensor) -> None:
-        """Fills `out`, of the shape of `box`, with that part of a tensor, in `out`'s dtype."""
-        tensor = self._index.tensors[name]
-        for number in _overlapping(tensor, box):
+    def read(
+        self, name: str, box: Box, out: torch.Tensor, *, via: torch.dtype | None = None
+    ) -> None:
+        """Fills `out`, of the shape of `box`, with that part of a tensor, in `out`'s dtype.
+
+        Floating-point values are rounded to `via` on the way.
+        """
+        tensor = self.index.tensors[name]
+        for number in self.overlapping(name, box):
             piece = tensor.piece(number)
             common = box & piece.box
             assert common is not None
-            self._read_part(tensor, piece, common, out[common.relative_to(box).slices()])
+            self._read_part(tensor, piece, common, out[common.relative_to(box).slices()], via)
+
+    def overlapping(self, name: str, box: Box) -> list[int]:
+        """The numbers of a tensor's saved boxes that have elements in common with `box`."""
+        boxes = self.index.tensors[name].boxes
+        low = np.maximum(boxes.starts, np.array(box.start, np.int64))
+        high = np.minimum(boxes.stops, np.array(box.stop, np.int64))
+        found: list[int] = np.flatnonzero((low < high).all(axis=1)).tolist()
+        return found
+
+    def verify(self, name: str, number: int) -> None:
+        """Raises if the bytes of a saved box are not those that were saved."""
+        tensor = self.index.tensors[name]
+        piece = tensor.piece(number)
+        checksum = xxhash.xxh3_64()
+        room = torch.empty(min(_STEP, piece.nbytes), dtype=torch.uint8)
+        for start in range(0, piece.nbytes, _STEP):
+            part = room[: min(_STEP, piece.nbytes - start)]
+            self._read_run(piece.file, piece.start + start, part)
+            checksum.update(bytes_of(part))
+        self.bytes_hashed += piece.nbytes
+        if checksum.intdigest() != piece.checksum:
+            raise DamagedError(
+                f"box {piece.box} of {name!r} in file {self.index.files[piece.file].name!r} of "
+                f"{str(self.index.path)!r}",
+                expected=f"bytes with checksum {piece.checksum or 0:016x}",
+                got=f"{checksum.intdigest():016x}",
+                fix="The file was changed or damaged; take it from where it came from again.",
+            )
 
     def _read_part(
-        self, tensor: SavedTensor, piece: SavedPiece, part: Box, out: torch.Tensor
+        self,
+        tensor: SavedTensor,
+        piece: SavedPiece,
+        part: Box,
+        out: torch.Tensor,
+        via: torch.dtype | None,
     ) -> None:
         """`out` becomes `part` of a piece."""
         self.bytes_read += part.volume * tensor.dtype.itemsize
         within = part.relative_to(piece.box)
         is_plain = out.is_contiguous() and out.device.type == "cpu" and out.dtype == tensor.dtype
-        if is_plain and piece.strides is None and _is_run(within, piece.box.shape):
+        is_plain = is_plain and piece.strides is None and not _is_rounded(tensor.dtype, out, via)
+        if is_plain and _is_run(within, piece.box.shape):
             start = piece.start + _first(within, piece.box.shape) * tensor.dtype.itemsize
             self._read_run(piece.file, start, out)
         else:
-            out.copy_(self._mapped(tensor, piece)[within.slices()])
+            _convert(self._mapped(tensor, piece)[within.slices()], out, via)
 
     def _read_run(self, file: int, start: int, out: torch.Tensor) -> None:
         handle = self._opened(file)
@@ -75,12 +118,12 @@ class Reader:
 
     def _opened(self, file: int) -> int:
         if file not in self._open:
-            path, expected = self._index.file_path(file), self._index.files[file].size
+            path, expected = self.index.file_path(file), self.index.files[file].size
             try:
                 handle = os.open(path, os.O_RDONLY)
             except OSError as error:
                 raise DamagedError(
-                    f"file {path.name!r} of {str(self._index.path)!r} cannot be read",
+                    f"file {path.name!r} of {str(self.index.path)!r} cannot be read",
                     got=error.strerror,
                     fix="Put it back: every file of a checkpoint is needed.",
                 ) from error
@@ -92,8 +135,8 @@ class Reader:
     def _cut_off(self, file: int) -> CheckpointError:
         found = os.fstat(self._open[file]).st_size
         return DamagedError(
-            f"file {self._index.files[file].name!r} of {str(self._index.path)!r}",
-            expected=f"{self._index.files[file].size} bytes",
+            f"file {self.index.files[file].name!r} of {str(self.index.path)!r}",
+            expected=f"{self.index.files[file].size} bytes",
             got=found,
             fix="It is cut off or was changed; take it from where it came from again.",
         )
@@ -113,12 +156,21 @@ class Reader:
         self._open.clear()
 
 
-def _overlapping(tensor: SavedTensor, box: Box) -> list[int]:
-    """The numbers of the boxes that have elements in common with `box`."""
-    low = np.maximum(tensor.boxes.starts, np.array(box.start, np.int64))
-    high = np.minimum(tensor.boxes.stops, np.array(box.stop, np.int64))
-    found: list[int] = np.flatnonzero((low < high).all(axis=1)).tolist()
-    return found
+def _is_rounded(saved: torch.dtype, out: torch.Tensor, via: torch.dtype | None) -> bool:
+    """Whether values go through a dtype that is neither the saved one nor that of `out`."""
+    return via is not None and saved.is_floating_point and via not in (saved, out.dtype)
+
+
+def _convert(source: torch.Tensor, out: torch.Tensor, via: torch.dtype | None) -> None:
+    """`out` becomes `source`; a little at a time where a copy in another dtype is needed."""
+    if not _is_rounded(source.dtype, out, via):
+        out.copy_(source)
+        return
+    if source.ndim == 0:
+        source, out = source[None], out[None]
+    length = max(_STEP // source[0].nbytes, 1)
+    for start in range(0, len(source), length):
+        out[start : start + length].copy_(source[start : start + length].to(via))
 
 
 def _is_run(part: Box, shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,9 @@ writer leaves: boxes of tensors over many files. Only the headers are read.
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +19,12 @@ from shardwise.checkpoint.structure import flatten
 from shardwise.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
     from shardwise.checkpoint.headers import Header, HeaderEntry
     from shardwise.checkpoint.index import SavedFile, SavedTensor
 
-__all__ = ["SUFFIX", "WEIGHT_MAP_SUFFIX", "safetensors_index"]
+__all__ = ["SUFFIX", "WEIGHT_MAP_SUFFIX", "index_of_files", "safetensors_index"]
 
 SUFFIX = ".safetensors"
 WEIGHT_MAP_SUFFIX = ".safetensors.index.json"  # which tensor is in which file
@@ -34,7 +35,7 @@ _SHARD = re.compile(r"shard-(\d{1,9})-")  # as DCP names the files of a rank, fr
 def safetensors_index(path: Path) -> Index:
     """What is in a safetensors file, or in those of a folder, as one checkpoint."""
     if path.is_file():
-        return _index_of(path.parent, [path.name], None)
+        return _index_of(path.parent, _found_files(path.parent, [path.name]), None)
     maps = sorted(one.name for one in path.glob(f"*{WEIGHT_MAP_SUFFIX}"))
     if len(maps) > 1:
         raise CheckpointError(
@@ -45,9 +46,22 @@ def safetensors_index(path: Path) -> Index:
         )
     if maps:
         weight_map = _weight_map(path / maps[0])
-        return _index_of(path, list(dict.fromkeys(weight_map.values())), weight_map)
+        return _index_of(path, _found_files(path, dict.fromkeys(weight_map.values())), weight_map)
     names = sorted(one.name for one in path.glob(f"*{SUFFIX}"))
-    return _index_of(path, [_ONE_FILE] if _ONE_FILE in names else names, None)
+    names = [_ONE_FILE] if _ONE_FILE in names else names
+    return _index_of(path, _found_files(path, names), None)
+
+
+def index_of_files(paths: Sequence[Path]) -> Index:
+    """What is in several safetensors files, of one folder or of several, as one checkpoint."""
+    folder = Path(os.path.commonpath([one.absolute().parent for one in paths]))
+    files = [
+        found_file(one.parent, one.name, 0)._replace(
+            name=one.absolute().relative_to(folder).as_posix()
+        )
+        for one in paths
+    ]
+    return _index_of(folder, files, None)
 
 
 def _weight_map(file: Path) -> dict[str, str]:
@@ -65,8 +79,11 @@ def _weight_map(file: Path) -> dict[str, str]:
     return dict(found)
 
 
-def _index_of(folder: Path, names: Sequence[str], weight_map: dict[str, str] | None) -> Index:
-    files = [found_file(folder, name, 0) for name in names]
+def _found_files(folder: Path, names: Iterable[str]) -> list[SavedFile]:
+    return [found_file(folder, name, 0) for name in names]
+
+
+def _index_of(folder: Path, files: Sequence[SavedFile], weight_map: dict[str, str] | None) -> Index:
     headers = [_header(folder, file) for file in files]
     files = [_of_rank(file, number, headers) for number, file in enumerate(files)]
     entries: dict[str, list[tuple[int, HeaderEntry]]] = {}

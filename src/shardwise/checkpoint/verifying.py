@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import xxhash
-
 from shardwise.arguments import whole_number
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index, read_dcp_metadata
 from shardwise.checkpoint.headers import read_header
 from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.checkpoint.opening import load_index
+from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import SUFFIX, safetensors_index
 from shardwise.checkpoint.torch_zips import Slice
 from shardwise.errors import CheckpointError, DamagedError
@@ -30,9 +29,10 @@ from shardwise.sharded_tensor.progress import bytes_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import BinaryIO
 
     from shardwise.checkpoint.dcp_folder import DcpEntry
-    from shardwise.checkpoint.index import Index, Kind, SavedPiece, SavedTensor
+    from shardwise.checkpoint.index import Index, Kind, SavedTensor
 
 __all__ = ["Problem", "Verified", "verify"]
 
@@ -88,20 +88,18 @@ def _verify_own(folder: Path, workers: int, progress: bool | None) -> Verified:
         index = load_index(folder)
     except DamagedError as error:
         return Verified(folder, "shardwise", (Problem(INDEX_NAME, None, str(error)),), 0, 0, 0)
-    pieces: list[list[tuple[SavedTensor, SavedPiece]]] = [[] for _ in index.files]
+    pieces: list[list[tuple[SavedTensor, int]]] = [[] for _ in index.files]
     for tensor in index.tensors.values():
-        for piece in tensor.pieces():
-            pieces[piece.file].append((tensor, piece))
+        for number, file in enumerate(tensor.files.tolist()):
+            pieces[file].append((tensor, number))
     with bytes_bar("verify", index.nbytes, show=progress) as advance:
         tasks = [
             partial(_file_problems, index, number, held, advance)
             for number, held in enumerate(pieces)
         ]
         problems = _all_of(tasks, workers)
-    checked = sum(
-        piece.nbytes for held in pieces for _, piece in held if piece.checksum is not None
-    )
-    return Verified(folder, index.kind, problems, len(index.files), len(index.tensors), checked)
+    files, tensors = len(index.files), len(index.tensors)
+    return Verified(folder, index.kind, problems, files, tensors, index.nbytes)
 
 
 def _all_of(tasks: Sequence[Callable[[], Iterable[Problem]]], workers: int) -> tuple[Problem, ...]:
@@ -116,45 +114,45 @@ def _done(task: Callable[[], Iterable[Problem]]) -> list[Problem]:
 def _file_problems(
     index: Index,
     number: int,
-    pieces: Sequence[tuple[SavedTensor, SavedPiece]],
+    pieces: Sequence[tuple[SavedTensor, int]],
     advance: Callable[[int], None],
 ) -> Iterable[Problem]:
     """What is wrong with a file and with the boxes in it."""
     name, size, _ = index.files[number]
     try:
-        handle = os.open(index.file_path(number), os.O_RDONLY)
+        with index.file_path(number).open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            yield from _header_problems(file, name, found, pieces)
     except OSError as error:
         yield Problem(name, None, f"cannot be read: {error.strerror}")
         return
-    try:
-        found = os.fstat(handle).st_size
-        if found != size:
-            yield Problem(name, None, f"has {found} bytes, expected {size}")
-        yield from _header_problems(handle, name, found, pieces)
-        for tensor, piece in pieces:
+    if found != size:
+        yield Problem(name, None, f"has {found} bytes, expected {size}")
+    with Reader(index) as reader:
+        for tensor, row in pieces:
+            piece = tensor.piece(row)
             advance(piece.nbytes)
             if piece.start + piece.nbytes > found:
                 yield Problem(name, tensor.name, f"box {piece.box} is cut off")
-            elif piece.checksum is not None and _checksum(handle, piece) != piece.checksum:
-                message = f"box {piece.box}: its bytes are not those that were saved (checksum)"
-                yield Problem(name, tensor.name, message)
-    finally:
-        os.close(handle)
+            elif found == size:
+                try:
+                    reader.verify(tensor.name, row)
+                except DamagedError as error:
+                    yield Problem(name, tensor.name, str(error))
 
 
 def _header_problems(
-    handle: int, name: str, size: int, pieces: Sequence[tuple[SavedTensor, SavedPiece]]
+    file: BinaryIO, name: str, size: int, pieces: Sequence[tuple[SavedTensor, int]]
 ) -> Iterable[Problem]:
     """Where the header of a file says other than the index."""
     try:
-        with open(os.dup(handle), "rb") as file:
-            file.seek(0)
-            header = read_header(file, name, size)
+        header = read_header(file, name, size)
     except DamagedError as error:
         yield Problem(name, None, str(error))
         return
     said = {(entry.start, entry.shape, entry.dtype): entry for entry in header.entries}
-    for tensor, piece in pieces:
+    for tensor, row in pieces:
+        piece = tensor.piece(row)
         entry = said.get((piece.start, piece.box.shape, tensor.dtype))
         if entry is None and piece.nbytes:
             message = f"box {piece.box} is not at byte {piece.start} in the file's header"
@@ -162,19 +160,6 @@ def _header_problems(
         elif entry is not None and (entry.offset or piece.box.start) != piece.box.start:
             message = f"box {piece.box} stands in the file's header at {entry.offset}"
             yield Problem(name, tensor.name, message)
-
-
-def _checksum(handle: int, piece: SavedPiece) -> int:
-    checksum = xxhash.xxh3_64()
-    buffer = memoryview(bytearray(min(_STEP, piece.nbytes)))
-    at, stop = piece.start, piece.start + piece.nbytes
-    while at < stop:
-        count = os.preadv(handle, [buffer[: stop - at]], at)
-        if not count:
-            break
-        checksum.update(buffer[:count])
-        at += count
-    return checksum.intdigest()
 
 
 # -- others ----------------------------------------------------------------------------------------
