@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 
 from shardwise import Box, ShardingPlan, run_local
-from shardwise.checkpoint import convert, diff, load_index, save, verify
+from shardwise.checkpoint import convert, diff, fuse, load_index, save, transpose, verify
 from shardwise.checkpoint.blocks import blocks_of
 from shardwise.checkpoint.structure import unflatten
 from shardwise.errors import CheckpointError, PlanNameError, ShardingPlanError
@@ -166,7 +166,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(
 
     formats: tuple[Format, ...] = ("safetensors", "dcp")
     for to in formats:
-        monkeypatch.setattr("shardwise.checkpoint.converting.read_block", full)
+        monkeypatch.setattr("shardwise.checkpoint.converting.read_mosaic", full)
         with pytest.raises(CheckpointError, match="Make room"):
             convert(tmp_path / "a", tmp_path / "b", to=to)
         monkeypatch.undo()
@@ -187,6 +187,37 @@ def test_pickled_objects_are_left_out_if_one_says_so(tmp_path: Path) -> None:
         convert(tmp_path / "dcp", tmp_path / "out")
     convert(tmp_path / "dcp", tmp_path / "out", strict=False)
     assert unflatten(load_index(tmp_path / "out").structure, str) == {"a": "a"}
+
+
+@pytest.mark.parametrize("max_bytes", [16, 10**6])
+def test_tensors_are_renamed_joined_and_left_out_on_the_way(tmp_path: Path, max_bytes: int) -> None:
+    layers = {f"model.{n}.{key}": torch.randn(4, 6) for n in range(2) for key in "qkvo"}
+    save({**layers, "model.head": torch.ones(3), "list": [torch.ones(1), 2]}, tmp_path / "a")
+    rules: dict[str, Any] = {
+        "net.*.qkv": fuse("model.*.q", "model.*.k", "model.*.v"),
+        "net.*.o": transpose("model.*.o"),
+        "tail": "model.head",
+        "list.*": None,
+    }
+    convert(tmp_path / "a", tmp_path / "b", map=rules, world_size=3, max_bytes=max_bytes)
+    expected = {"tail": torch.ones(3)}
+    for n in range(2):
+        q, k, v, o = (layers[f"model.{n}.{key}"] for key in "qkvo")
+        expected |= {f"net.{n}.qkv": torch.cat([q, k, v]), f"net.{n}.o": o.t().contiguous()}
+    index = load_index(tmp_path / "b")
+    assert_same(read_all(index), expected)
+    assert unflatten(index.structure, str) == dict(zip(expected, expected, strict=True)) | {
+        "list": [None, 2]
+    }
+    wrong_rules: list[tuple[dict[str, Any], str]] = [
+        ({"net.*": "modle.*"}, "fits no saved tensor. Nearest"),
+        ({"net.*.qkv": fuse("model.*.q", "model.*.x")}, "no saved tensor 'model.0.x'"),
+        ({"net.*.*": "model.*"}, "more \\* than 'model"),
+        ({"x": fuse("model.head", "model.0.q")}, "shapes that join"),
+    ]
+    for wrong, message in wrong_rules:
+        with pytest.raises(CheckpointError, match=message):
+            convert(tmp_path / "a", tmp_path / "c", map=wrong)
 
 
 def _load_dtensors(rank: int, folder: str) -> None:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardwise.checkpoint.index import Index
+    from shardwise.checkpoint.mapping import Mosaic
 
-__all__ = ["blocks_of", "read_block"]
+__all__ = ["blocks_of", "read_block", "read_mosaic"]
 
 
 def blocks_of(box: Box, shape: tuple[int, ...], itemsize: int, max_bytes: int) -> Iterator[Box]:
@@ -48,4 +49,18 @@ def read_block(index: Index, name: str, box: Box) -> torch.Tensor:
     out = torch.empty(box.shape, dtype=index.tensors[name].dtype)
     with Reader(index) as reader:  # a new one for each, so that pages do not stay mapped
         reader.read(name, box, out)
+    return out
+
+
+def read_mosaic(index: Index, mosaic: Mosaic, box: Box) -> torch.Tensor:
+    """A part of a tensor that is made of saved ones of one dtype."""
+    if len(mosaic.windows) == 1 and mosaic.windows[0].into == Box.whole(mosaic.shape):
+        (window,) = mosaic.windows
+        found = read_block(index, window.name, window.source_of(box))
+        return found.permute(window.dims).contiguous()
+    out = torch.empty(box.shape, dtype=index.tensors[mosaic.windows[0].name].dtype)
+    for window in mosaic.windows:
+        if (cut := window.cut(box)) is not None:
+            found = read_block(index, cut.name, cut.source_of(cut.into))
+            out[cut.into.relative_to(box).slices()].copy_(found.permute(cut.dims))
     return out

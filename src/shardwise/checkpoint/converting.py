@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.checkpoint.blocks import blocks_of, read_block
+from shardwise.checkpoint.blocks import blocks_of, read_mosaic
 from shardwise.checkpoint.committing import Aside, Target
 from shardwise.checkpoint.dcp_writing import (
     DcpFile,
@@ -24,9 +24,11 @@ from shardwise.checkpoint.finishing import commit, commit_index, told_by_system
 from shardwise.checkpoint.headers import header_of
 from shardwise.checkpoint.index import Index
 from shardwise.checkpoint.laying_out import as_plan, layouts_of, whole_in_files
+from shardwise.checkpoint.mapping import sources_of, targets_of
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.placing import Wanted, place
 from shardwise.checkpoint.reporting import index_of, report_of
+from shardwise.checkpoint.structure import with_tensors
 from shardwise.checkpoint.writing import FileWriter
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
 from shardwise.sharded_tensor.progress import bytes_bar
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardwise.checkpoint.index import SavedTensor
+    from shardwise.checkpoint.mapping import Mosaic, Source
     from shardwise.checkpoint.placing import PlacedPiece, Placing
     from shardwise.geometry import Box
     from shardwise.geometry.box import Ints
@@ -61,6 +63,7 @@ def convert(
     max_bytes: int = _MOST_BYTES,
     jobs: int = 1,
     strict: bool = True,
+    map: Mapping[str, str | Source | None] | None = None,
     progress: bool | None = None,
 ) -> Index:
     """Writes a checkpoint anew as `world_size` ranks would save it; in one process, on the CPU.
@@ -68,7 +71,9 @@ def convert(
     `plan` says how tensors are cut: specs by names, which may be patterns, or the file of a
     `ShardingPlan`; what it does not name is kept whole. Without a plan tensors are cut into rows;
     for one rank the result is a Hugging Face folder. `dtype` is for tensors of floating point,
-    others keep theirs. About `max_bytes` of data are in memory, however large the checkpoint is;
+    others keep theirs. `map` renames and joins tensors as that of `load` does, from new names to
+    saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q", "*.k", "*.v")}`, and None for those
+    to be left out. About `max_bytes` of data are in memory, however large the checkpoint is;
     `jobs` files are written at once. What cannot be read of a DCP checkpoint, pickled objects, is
     an error, or left out with `strict=False`. Nothing is at `dst` before all of it is.
     """
@@ -81,7 +86,7 @@ def convert(
             got=why,
             fix="Pass strict=False (--skip-unreadable) to leave them out.",
         )
-    work = _planned(index, call, None if plan is None else as_plan(plan))
+    work = _planned(index, call, None if plan is None else as_plan(plan), map)
     target = Target.at(dst)
     target.check()
     target.check_nobody_saves()
@@ -127,9 +132,22 @@ class _Call:
         block = max(1, min(limit // (_COPIES * workers), _LARGEST_BLOCK))
         return cls(to, whole_number(world_size, "world_size", least=1), dtype, block, workers)
 
-    def dtype_of(self, tensor: SavedTensor) -> torch.dtype:
-        is_cast = self.dtype is not None and tensor.dtype.is_floating_point
-        return self.dtype if is_cast and self.dtype is not None else tensor.dtype
+    def cast(self, dtype: torch.dtype) -> torch.dtype:
+        """What a saved dtype becomes."""
+        return self.dtype if self.dtype is not None and dtype.is_floating_point else dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """A tensor that is to be written: what it is made of, and its dtype before it is cast."""
+
+    mosaic: Mosaic
+    saved_dtype: torch.dtype
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mosaic.shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +156,8 @@ class _Work:
 
     index: Index
     call: _Call
+    structure: Any
+    tensors: dict[str, _Made]
     placing: Placing
     same_as: dict[str, str]  # names of tied tensors, which are written once
     files_are_ranks: bool  # False: the ranks of the placing are but files of rank 0
@@ -148,26 +168,58 @@ class _Work:
 
     def parts_of(self, piece: PlacedPiece) -> Iterator[tuple[Box, torch.Tensor]]:
         """A piece in order, block by block, each with memory of its own."""
-        saved = self.index.tensors[piece.tensor.name]
-        itemsize = max(saved.dtype.itemsize, piece.tensor.dtype.itemsize)
-        for box in blocks_of(piece.box, saved.shape, itemsize, self.call.block_bytes):
-            yield box, read_block(self.index, saved.name, box).to(piece.tensor.dtype)
+        made = self.tensors[piece.tensor.name]
+        itemsize = max(made.saved_dtype.itemsize, made.dtype.itemsize)
+        for box in blocks_of(piece.box, made.shape, itemsize, self.call.block_bytes):
+            if not box.volume:
+                yield box, torch.empty(box.shape, dtype=made.dtype)
+            else:
+                yield box, read_mosaic(self.index, made.mosaic, box).to(made.dtype)
 
 
-def _planned(index: Index, call: _Call, plan: ShardingPlan | None) -> _Work:
-    same_as = _ties(index)
-    written = [tensor for name, tensor in index.tensors.items() if name not in same_as]
+def _planned(
+    index: Index,
+    call: _Call,
+    plan: ShardingPlan | None,
+    rules: Mapping[str, str | Source | None] | None,
+) -> _Work:
+    same_as = _ties(index) if rules is None else {}
+    tensors = _made(index, call, rules)
+    structure = index.structure if rules is None else with_tensors(index.structure, list(tensors))
+    written = {name: made for name, made in tensors.items() if name not in same_as}
     is_split = plan is None and call.world_size == 1 and call.to == "safetensors"
     if is_split:
-        described = [(one.name, one.shape, call.dtype_of(one)) for one in written]
+        described = [(name, made.shape, made.dtype) for name, made in written.items()]
         wanted = whole_in_files(described, _HUGGING_FACE_FILE)
     else:
-        shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+        shapes = {name: made.shape for name, made in tensors.items()}
         layouts = layouts_of(shapes, plan, call.world_size, same_as)
-        wanted = [Wanted(one.name, layouts[one.name], call.dtype_of(one)) for one in written]
+        wanted = [Wanted(name, layouts[name], made.dtype) for name, made in written.items()]
     ranks = {rank for one in wanted for rank in one.layout.ranks}
     placing = place(wanted, sorted(ranks) or [0])
-    return _Work(index, call, placing, same_as, not is_split)
+    return _Work(index, call, structure, tensors, placing, same_as, not is_split)
+
+
+def _made(
+    index: Index, call: _Call, rules: Mapping[str, str | Source | None] | None
+) -> dict[str, _Made]:
+    """The tensors to be written, by name."""
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    targets = list(shapes) if rules is None else targets_of(shapes, rules)
+    found = {}
+    for name, source in sources_of(targets, rules).items():
+        if source is None:
+            continue
+        dtypes = {index.tensors[one].dtype for one in source.names}
+        if len(dtypes) > 1:
+            raise CheckpointError(
+                f"{name!r} of map",
+                expected="sources of one dtype",
+                got=", ".join(f"{one} {index.tensors[one].dtype}" for one in source.names),
+            )
+        (dtype,) = dtypes
+        found[name] = _Made(source.mosaic(shapes), dtype, call.cast(dtype))
+    return found
 
 
 def _ties(index: Index) -> dict[str, str]:
@@ -204,7 +256,7 @@ def _write_safetensors(work: _Work, aside: Aside, advance: Callable[[int], None]
         placing,
         reports,
         path=aside.target.path,
-        structure=work.index.structure,
+        structure=work.structure,
         same_as=work.same_as,
         world_size=work.call.world_size,
     )
@@ -230,7 +282,7 @@ def _write_file(
 
 def _write_dcp(work: _Work, aside: Aside, advance: Callable[[int], None]) -> None:
     placing = work.placing
-    paths, values = leaves_of(work.index.structure)
+    paths, values = leaves_of(work.structure)
     with ThreadPoolExecutor(work.call.jobs) as pool:
         numbers = range(len(placing.files))
         done = pool.map(lambda number: _write_dcp_file(work, number, aside, advance), numbers)
@@ -243,10 +295,7 @@ def _write_dcp(work: _Work, aside: Aside, advance: Callable[[int], None]) -> Non
         written += file.written
     for name, other in work.same_as.items():
         written += [one._replace(name=name) for one in written if one.name == other]
-    tensors = {
-        name: (tensor.shape, work.call.dtype_of(tensor))
-        for name, tensor in work.index.tensors.items()
-    }
+    tensors = {name: (made.shape, made.dtype) for name, made in work.tensors.items()}
     write_dcp_metadata(aside.path, tensors, paths, written)
     commit(aside)
 
