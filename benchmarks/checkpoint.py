@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
 
@@ -156,12 +157,23 @@ def loading(name: str, side: int, dim: int, folder: Path, options: Options) -> R
     return measure(case, repeats=options.repeats, budget_s=budget, clock=clock())
 
 
+class CountingReader(Reader):
+    """Adds up what all readers have read."""
+
+    total = 0
+
+    def __exit__(self, *error: Any) -> None:
+        CountingReader.total += self.bytes_read
+        super().__exit__(*error)
+
+
 def percent_read(state: dict[str, Any], folder: Path) -> int:
-    """What `Reader` reads for all ranks, of what they need."""
-    before = Reader.total_read
-    shardwise.checkpoint.load(state, folder / "ours")
+    """What all ranks read, of what they need."""
+    CountingReader.total = 0
+    with patch("shardwise.checkpoint.loading.Reader", CountingReader):
+        shardwise.checkpoint.load(state, folder / "ours")
     needed = sum(len(piece) for piece in pieces(state))
-    found = torch.tensor([Reader.total_read - before, needed], dtype=torch.float64)
+    found = torch.tensor([CountingReader.total, needed], dtype=torch.float64)
     dist.all_reduce(found)
     return round(100 * float(found[0] / found[1]))
 
@@ -188,7 +200,8 @@ def converting(folder: Path, options: Options) -> Result:
     shardwise.run_local(save_four, 4, source, side)
     plan = folder / "plan.yaml"
     plan.write_text('plan:\n  "*": chunk(1)\n')
-    command = [sys.executable, "-m", "shardwise.cli", "convert", str(source), str(folder / "out")]
+    start = "from shardwise.cli import main; main()"
+    command = [sys.executable, "-c", start, "convert", str(source), str(folder / "out")]
     command += ["--to", "safetensors", "--world-size", "4", "--plan", str(plan)]
     command += ["--max-bytes", "256MiB"]
 
