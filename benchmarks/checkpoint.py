@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,7 @@ def read_raw(state: dict[str, Any], folder: Path, num_writers: int) -> None:
 def saving(folder: Path, options: Options) -> list[Result]:
     """On 4 ranks; leaves the files that are loaded afterwards."""
     quiet_peers()
+    warnings.simplefilter("ignore", UserWarning)  # of DCP, that it overwrites
     torch.set_num_threads(1)
     side = QUICK_SIDE if options.quick else SIDE
     mine, other = ours(side, 0), theirs(side, 0)
@@ -194,20 +196,19 @@ def group_name(world_size: int) -> str:
 
 
 def converting(folder: Path, options: Options) -> Result:
-    """`shardwise convert` of 4 GiB in rows to columns, in a process of its own."""
+    """4 GiB in rows to columns, in a process of its own."""
     side = QUICK_SIDE if options.quick else SIDE
     source = folder / "four"
     shardwise.run_local(save_four, 4, source, side)
-    plan = folder / "plan.yaml"
-    plan.write_text('plan:\n  "*": chunk(1)\n')
-    start = "from shardwise.cli import main; main()"
-    command = [sys.executable, "-c", start, "convert", str(source), str(folder / "out")]
-    command += ["--to", "safetensors", "--world-size", "4", "--plan", str(plan)]
-    command += ["--max-bytes", "256MiB"]
+    work = (
+        "import sys, shardwise; shardwise.checkpoint.convert(sys.argv[1], sys.argv[2], "
+        'world_size=4, plan={"*": "chunk(1)"}, max_bytes=1 << 28)'
+    )
+    command = [sys.executable, "-c", work, str(source), str(folder / "out")]
 
     def convert() -> None:
         shutil.rmtree(folder / "out", ignore_errors=True)
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True)
 
     name = "convert rows to columns"
     result = measure(
