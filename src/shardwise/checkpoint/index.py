@@ -62,6 +62,16 @@ VERSION = 1
 _FORMAT = "shardwise checkpoint"
 _DIGITS = 16  # of a checksum
 _END = ',"checksum":"'
+# What is raised by code that takes a stranger's values for what they should be.
+_WRONG = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 Kind = Literal["shardwise", "safetensors", "dcp"]
 Checksums = NDArray[np.uint64]
@@ -234,9 +244,7 @@ def decode_index(data: bytes, path: Path) -> Index:
         if data[end:] != f'{xxhash.xxh3_64_hexdigest(data[:end])}"}}\n'.encode():
             raise ValueError("its checksum does not fit")
         return _decoded(body, path)
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except (*_WRONG, DamagedError) as error:
         told = f"{type(error).__name__}: " if not isinstance(error, ShardwiseError) else ""
         raise DamagedError(
             where,
