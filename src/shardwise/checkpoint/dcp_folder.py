@@ -176,8 +176,11 @@ def _whole(number: Any) -> int:
 # -- the index -------------------------------------------------------------------------------------
 
 
-def dcp_index(folder: Path) -> Index:
-    """What is in a folder of torch.distributed.checkpoint."""
+def dcp_index(folder: Path, *, damaged: dict[str, str] | None = None) -> Index:
+    """What is in a folder of torch.distributed.checkpoint.
+
+    Raises about the first damaged tensor, or puts all by name into `damaged`.
+    """
     metadata = read_dcp_metadata(folder)
     unreadable: dict[str, str] = {}
     tensors: dict[str, SavedTensor] = {}
@@ -187,8 +190,10 @@ def dcp_index(folder: Path) -> Index:
             try:
                 with _damaged(f"{name!r} in {METADATA_NAME!r} of {str(folder)!r}"):
                     tensors[name] = _tensor(name, described, metadata, files)
-            except DamagedError:
-                raise
+            except DamagedError as error:
+                if damaged is None:
+                    raise
+                damaged[name] = str(error)
             except CheckpointError as error:
                 unreadable[name] = str(error)
         for name in metadata.values:
