@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import shardwise
-from shardwise.checkpoint import AsyncSave, load_index, save
+from shardwise.checkpoint import AsyncSave, load, load_index, save
 from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.structure import unflatten
@@ -283,8 +283,16 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_all_ranks(tmp_path: Path, p
     assert os.listdir(tmp_path) == ["mine"]
 
 
+@pytest.mark.parametrize(
+    "next_call",
+    [
+        lambda folder: save({"w": torch.ones(2)}, folder / "ck"),
+        lambda folder: load({"w": torch.ones(2)}, folder / "ck"),
+    ],
+    ids=["save", "load"],
+)
 def test_an_error_in_the_background_reaches_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_call: Callable[[Path], object]
 ) -> None:
     def broken(self: FileWriter, data: memoryview) -> None:
         raise OSError(errno.EIO, "broken")
@@ -294,7 +302,7 @@ def test_an_error_in_the_background_reaches_the_next_call(
     handle._is_over.wait()
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="failed: broken"):
-        save({"w": torch.ones(2)}, tmp_path / "ck")
+        next_call(tmp_path)
     save({"w": torch.ones(2)}, tmp_path / "ck")  # it was told once
     with pytest.raises(CheckpointError, match="failed: broken"):
         handle.wait()

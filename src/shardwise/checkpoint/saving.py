@@ -32,6 +32,7 @@ from shardwise.checkpoint.reporting import (
     index_of,
     report_of,
 )
+from shardwise.checkpoint.structure import Flat, flatten
 from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.comm.checks import check_timeout
@@ -162,12 +163,17 @@ def _brought(
 ) -> tuple[Brought, Communicator, Exception | None]:
     """What this rank brings, the group, and what is wrong with it."""
     problem: Exception | None = None
-    brought = Brought(None)
+    flat, brought = Flat(), Brought(None)
     try:
-        brought = bring(state)
+        flat = flatten(state)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    return brought, group_of_tensors(brought.sharded.values(), process_group), problem
+    members = group_of_tensors(flat.tensors.values(), process_group)
+    try:
+        brought = bring(flat, members)
+    except Exception as error:
+        problem = problem or error
+    return brought, members, problem
 
 
 def _agreed(
