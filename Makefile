@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-BENCHMARKS := tiling planning reshard create random_fill ops train
+BENCHMARKS := tiling planning checkpoint_planning reshard create random_fill ops train
 
 .PHONY: help demo test test-long lint bench op-table clean
 
