@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees on
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -119,7 +120,7 @@ def saving(folder: Path, options: Options) -> list[Result]:
     systems: dict[str, System] = {
         "ours": lambda: shardwise.checkpoint.save(mine, folder / "ours"),
         RAW: lambda: write_raw(mine, folder),
-        DCP: lambda: dcp.save(other, checkpoint_id=folder / "dcp"),
+        DCP: lambda: dcp_save(other, checkpoint_id=folder / "dcp"),
     }
     case = Case("save", systems, group=group_name(4))
     repeats, budget = options.repeats, 10 * options.budget_s
@@ -141,7 +142,7 @@ def loading(name: str, side: int, dim: int, folder: Path, options: Options) -> R
     mine, other = ours(side, dim), theirs(side, dim)
     systems: dict[str, System] = {
         "ours": lambda: shardwise.checkpoint.load(mine, folder / "ours"),
-        DCP: lambda: dcp.load(other, checkpoint_id=folder / "dcp"),
+        DCP: lambda: dcp_load(other, checkpoint_id=folder / "dcp"),
         RAW: lambda: read_raw(mine, folder, 4),
     }
     expected = ours(side, dim)
@@ -149,7 +150,7 @@ def loading(name: str, side: int, dim: int, folder: Path, options: Options) -> R
         READ: {"ours": percent_read(zeroed(mine), folder)},
         HELD: {"ours": most(held(zeroed(mine), folder)), "max_bytes": MAX_BYTES >> 20},
     }
-    dcp.load(zeroed(other), checkpoint_id=folder / "dcp")
+    dcp_load(zeroed(other), checkpoint_id=folder / "dcp")
     for key, tensor in expected.items():
         assert torch.equal(mine[key].local_tensor(), tensor.local_tensor())
         assert torch.equal(other[key].to_local(), tensor.local_tensor())

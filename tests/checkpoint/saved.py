@@ -39,7 +39,7 @@ def write_checkpoint(
         with FileWriter(folder / placing.file_names[number], header) as writer:
             for piece in pieces:
                 data = flat.tensors[piece.tensor.name][piece.box.slices()].contiguous()
-                sums[piece.tensor.name, piece.number] = writer.write(data)
+                sums[piece.tensor.name, piece.box] = writer.write(data)
         files.append(SavedFile(placing.file_names[number], writer.size, file.rank))
     tensors = {
         one.name: SavedTensor(
@@ -49,7 +49,7 @@ def write_checkpoint(
             one.boxes,
             one.files,
             one.starts + np.array(data_starts, np.int64)[one.files],
-            np.array([sums[one.name, k] for k in range(len(one.boxes))], np.uint64),
+            np.array([sums[one.name, box] for box in one.boxes], np.uint64),
         )
         for one in placing.tensors
     }

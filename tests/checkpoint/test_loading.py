@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.saved import write_checkpoint
 
 import shardwise
-from shardwise.checkpoint import fuse, load, load_index, load_safetensors, part, reading, sharing
+from shardwise.checkpoint import fuse, load, load_index, load_safetensors, part, sharing
 from shardwise.checkpoint.reading import Reader
 from shardwise.comm.simulate import simulate
 from shardwise.errors import CheckpointError, DamagedError, RankFailure
@@ -23,6 +24,8 @@ from shardwise.testing.strategies import layouts, shapes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from shardwise.checkpoint.index import Index
 
 DTYPES = (
     torch.float32,
@@ -41,8 +44,9 @@ def empty(layout: Layout, dtype: torch.dtype, rank: int) -> ShardedTensor:
     return wrap(make_state(layout, shards, group=None, dtype=dtype))
 
 
-def full(tensor: ShardedTensor) -> torch.Tensor:
-    return tensor.full_tensor()
+def full(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.full_tensor()
+    return found
 
 
 def rows(shape: tuple[int, ...], world_size: int, dim: int = 0) -> Layout:
@@ -58,7 +62,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch
     return (torch.randn(shape, generator=generator) * 10).to(dtype)
 
 
-def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def equal(one: Any, other: torch.Tensor) -> bool:
     """Bit for bit, but for the sign of zero, which a sum of terms may lose."""
     return one.dtype == other.dtype and torch.equal(one.float(), other.float())
 
@@ -97,7 +101,7 @@ def test_a_tensor_of_any_layout_loads_into_any_other(
 def count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is really asked of the files: bytes of preads, and of mapped memory that is copied."""
     counted = [0]
-    pread, mapped = reading.os.preadv, Reader._mapped
+    pread, mapped = os.preadv, Reader._mapped
 
     def counting(handle: int, buffers: Any, at: int) -> int:
         done: int = pread(handle, buffers, at)
@@ -113,12 +117,13 @@ def count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def __torch_function__(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            out = super().__torch_function__(func, types, args, kwargs or {})
+            outer: Any = super()
+            out = outer.__torch_function__(func, types, args, kwargs or {})
             if func is torch.Tensor.copy_:
                 counted[0] += args[1].nbytes
             return out
 
-    monkeypatch.setattr(reading.os, "preadv", counting)
+    monkeypatch.setattr(os, "preadv", counting)
     monkeypatch.setattr(Reader, "_mapped", counting_map)
     return counted
 
@@ -158,9 +163,12 @@ def test_replicas_read_parts_and_pass_them_on(
     monkeypatch.setattr(sharing, "_LEAST", 100)
     readers: list[Reader] = []
     make = Reader.__init__
-    monkeypatch.setattr(
-        Reader, "__init__", lambda self, index: (readers.append(self), make(self, index))[1]
-    )
+
+    def noted(self: Reader, index: Index) -> None:
+        readers.append(self)
+        make(self, index)
+
+    monkeypatch.setattr(Reader, "__init__", noted)
 
     def go(rank: int) -> bool:
         mine = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -319,7 +327,7 @@ def test_a_map_renames_fuses_and_cuts(tmp_path: Path) -> None:
             "left": torch.full((2,), 9.0),
         }
         names = ("h.*.q.w", "h.*.k.w", "h.*.v.w")
-        rules = {
+        rules: dict[str, Any] = {
             "layers.*.qkv": fuse(*names),
             "layers.*.packed": fuse(*names, groups=2),
             "layers.*.k": part("h.*.qkv.w", 1, [8, 4, 4]),
@@ -349,7 +357,7 @@ def test_a_hugging_face_folder_goes_straight_into_a_sharded_model(tmp_path: Path
     files = [tmp_path / "one.safetensors", tmp_path / "more/two.safetensors"]
 
     def go(rank: int) -> None:
-        model = torch.nn.ModuleDict(
+        model: Any = torch.nn.ModuleDict(
             {
                 "a": torch.nn.Linear(4, 6, bias=False),
                 "b": torch.nn.Linear(6, 4, bias=False),
@@ -365,6 +373,34 @@ def test_a_hugging_face_folder_goes_straight_into_a_sharded_model(tmp_path: Path
         assert keys == (["b.weight"], [], [])
 
     simulate(go, 3)
+
+
+def test_ranks_may_load_different_parts(tmp_path: Path) -> None:
+    value = numbers((6, 4))
+    saved: dict[str, Any] = {"first": value, "second": value + 1, "both": value + 2, "step": 5}
+    folder = write_checkpoint(tmp_path, saved)
+
+    def go(rank: int) -> None:
+        if rank < 2:
+            mine: dict[str, Any] = {"first": empty(rows((6, 4), 2), torch.float32, rank)}
+        else:
+            layout = Layout((6, 4), rows((6, 4), 2).boxes, [2, 3])
+            mine = {"second": empty(layout, torch.float32, rank)}
+        mine |= {"both": torch.zeros(6, 4), "step": 0}
+        assert load(mine, folder) == ([], [], [])
+        name = "first" if rank < 2 else "second"
+        for box, shard in zip(
+            mine[name].shard_layout.boxes_of(rank), mine[name].local_shards(), strict=True
+        ):
+            assert torch.equal(shard.tensor, saved[name][box.slices()])
+        assert torch.equal(mine["both"], saved["both"])
+        wrong = {**mine, "both": torch.zeros(6, 4).double() if rank else torch.zeros(6, 4)}
+        with pytest.raises(shardwise.ShardwiseError, match="load: ranks differ in 'both'"):
+            load(wrong, folder)
+        with pytest.raises(CheckpointError, match="not in the state: 'second'"):
+            load({"first": torch.zeros(6, 4)} if rank < 2 else {"both": torch.zeros(6, 4)}, folder)
+
+    simulate(go, 4)
 
 
 def test_all_ranks_raise_where_one_means_something_else(tmp_path: Path) -> None:
@@ -494,7 +530,7 @@ def test_an_optimizer_without_state_gets_it_in_its_layouts(tmp_path: Path) -> No
     moments = optimizer.state[plain.weight]
 
     def go(rank: int) -> None:
-        model = torch.nn.Linear(4, 6)
+        model: Any = torch.nn.Linear(4, 6)
         model.weight = torch.nn.Parameter(empty(rows((6, 4), 2, dim=1), torch.float32, rank))
         fresh = torch.optim.AdamW([*model.parameters(), torch.nn.Parameter(torch.ones(3))])
         state = {"model": model, "optimizer": fresh, "step": 0}
@@ -517,14 +553,37 @@ def test_an_optimizer_without_state_gets_it_in_its_layouts(tmp_path: Path) -> No
     simulate(go, 2)
 
 
-def _load_on_real_ranks(rank: int, folder: str) -> list[bool]:
+def _load_on_real_ranks(rank: int, folder: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    value = numbers((301, 200))
     x = shardwise.distribute(torch.zeros(301, 200), shardwise.chunk(1))
     y = torch.zeros(301, 200)
-    load({"x": x, "y": y}, folder, verify=True, max_bytes=1 << 16)
-    return [torch.equal(x.full_tensor(), numbers((301, 200))), torch.equal(y, numbers((301, 200)))]
+    mesh = init_device_mesh("cpu", (3,))
+    state = {
+        "x": x,
+        "y": y,
+        "z": distribute_tensor(torch.zeros(301, 200), mesh, [Shard(0)]),
+        "w": distribute_tensor(torch.zeros(301, 200), mesh, [Replicate()]),
+    }
+    load(state, folder, verify=True, max_bytes=1 << 16)
+    assert torch.equal(x.full_tensor(), value)
+    assert torch.equal(y, value)
+    assert torch.equal(state["z"].full_tensor(), value)  # type: ignore[attr-defined]  # a DTensor
+    assert torch.equal(state["w"].to_local(), value)  # type: ignore[attr-defined]  # a DTensor
 
 
 def test_real_ranks_load(tmp_path: Path) -> None:
     value = numbers((301, 200))
-    folder = write_checkpoint(tmp_path, {"x": value, "y": value}, {"x": rows((301, 200), 4)})
-    assert shardwise.run_local(_load_on_real_ranks, 3, str(folder)) == [[True, True]] * 3
+    state = dict.fromkeys("xyzw", value)
+    folder = write_checkpoint(tmp_path, state, {"x": rows((301, 200), 4)})
+    shardwise.run_local(_load_on_real_ranks, 3, str(folder))
+
+
+def test_one_process_needs_no_group(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    folder = write_checkpoint(tmp_path, model)
+    other = torch.nn.Linear(3, 2)
+    load(other, folder)
+    assert torch.equal(other.weight, model.weight)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-__all__ = ["as_plan", "layouts_of", "whole_in_files"]
+__all__ = ["Checkpoint", "as_plan", "layouts_of", "whole_in_files"]
 
 
 class Checkpoint(nn.Module):

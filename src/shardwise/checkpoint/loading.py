@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from shardwise.arguments import items, whole_number
+from shardwise.checkpoint.background import background_of
 from shardwise.checkpoint.fetching import Target, fetch, meet, verify_pieces
-from shardwise.checkpoint.matching import check_keys, match
+from shardwise.checkpoint.group import group_of_tensors
+from shardwise.checkpoint.joining import Told, Wish, all_alike, join
+from shardwise.checkpoint.leaves import sharded_leaf
+from shardwise.checkpoint.matching import LoadedKeys, check_keys, match
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import index_of_files
 from shardwise.checkpoint.saved_state import SavedState
 from shardwise.checkpoint.targets import find_targets
-from shardwise.comm.agreement import agreed_numbers
-from shardwise.comm.process_group import communicator
+from shardwise.comm.agreement import agreed_bytes, agreed_numbers
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
-from shardwise.modules.filling import check_can_fill, places_of
-from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.modules.filling import check_can_fill
+from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,10 +39,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from shardwise.checkpoint.index import Index
+    from shardwise.checkpoint.joining import Joined
     from shardwise.checkpoint.mapping import Map
-    from shardwise.checkpoint.matching import LoadedKeys, Matched
+    from shardwise.checkpoint.matching import Matched
     from shardwise.checkpoint.targets import Targets
     from shardwise.comm.communicator import Communicator
+    from shardwise.geometry import Layout
 
 __all__ = ["load", "load_safetensors"]
 
@@ -138,7 +143,7 @@ def _load(
     process_group: ProcessGroup | None,
     progress: bool | None,
 ) -> LoadedKeys:
-    members = _group_of(state, process_group)
+    members = group_of_tensors(_tensors_in(state, 0), process_group)
     job = _agreed_job(state, open_index, wishes, members)
     with Reader(job.index) as reader, torch.no_grad():
         if wishes.verify:
@@ -146,16 +151,7 @@ def _load(
         fetch(job.targets, reader, members, max_bytes=wishes.max_bytes, progress=progress)
     with meet("load", members, is_partly_loaded=True):
         job.state.set_values()
-    return job.matched.keys
-
-
-def _group_of(state: object, process_group: ProcessGroup | None) -> Communicator:
-    """The group that is given, or that of the first sharded tensor, or the default one."""
-    if process_group is None:
-        for tensor in _tensors_in(state, 0):
-            if isinstance(tensor, ShardedTensor):
-                return tensor._state.comm
-    return communicator(process_group)
+    return job.keys
 
 
 def _tensors_in(state: Any, depth: int) -> Iterator[torch.Tensor]:
@@ -175,12 +171,22 @@ def _tensors_in(state: Any, depth: int) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to be loaded; the same on all ranks, but for the memory."""
+    """What is to be loaded; the targets are the same on all ranks, but for the memory."""
 
     index: Index
     state: Targets
-    matched: Matched
     targets: list[Target]
+    keys: LoadedKeys
+
+
+class _Own(NamedTuple):
+    """What one rank has found of what it is to load."""
+
+    saved: SavedState
+    state: Targets
+    matched: Matched
+    tensors: dict[str, torch.Tensor]  # no DTensors
+    told: Told
 
 
 def _agreed_job(
@@ -190,46 +196,64 @@ def _agreed_job(
     problem: Exception | None = None
     values: dict[str, object] = {name: getattr(wishes, name) for name in wishes._fields}
     values["map"] = None if wishes.map is None else "given"
-    job: _Job | None = None
-    last: list[int] = []
+    own: _Own | None = None
     try:
         wishes.check()
-        job = _job(state, open_index(), wishes, members)
-        last = _last_of_tied(job.targets)
-        values["checkpoint"] = job.index.fingerprint
-        values["keys"] = tuple(map(tuple, job.matched.keys))
-        for target in job.targets:
-            values[f"layout of {target.name!r}"] = target.layout
-            values[f"dtype of {target.name!r}"] = target.dtype
-            if wishes.map is not None:
-                values[f"source of {target.name!r}"] = repr(target.mosaic.windows)
+        background_of(members).settle()  # what went wrong in a save, and what it saves
+        own = _own(state, SavedState(open_index()), wishes, members)
+        values["checkpoint"] = own.saved.index.fingerprint
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    has_ties = any(number != at for at, number in enumerate(last))
-    told = agreed_numbers("load", values, int(has_ties), group=members, problem=problem)
-    assert job is not None
-    if any(told):
-        job = replace(job, targets=_without_tied(job.targets, last, members))
-    return job
+    mine = b"" if own is None else own.told.digest
+    found = agreed_bytes("load", values, mine.ljust(16), group=members, problem=problem)
+    assert own is not None
+    joined = _joined(own.told, found, members)
+    if wishes.strict:
+        check_keys(joined.missing, joined.unexpected, own.matched.wanted, own.saved.index)
+    keys = LoadedKeys(own.matched.keys.missing, joined.unexpected, own.matched.keys.converted)
+    targets = [
+        _target(name, wish, layout, own, wishes.dtype)
+        for name, (wish, layout) in joined.wishes.items()
+    ]
+    return _Job(own.saved.index, own.state, _without_tied(targets, members), keys)
 
 
-def _job(state: object, index: Index, wishes: _Wishes, members: Communicator) -> _Job:
-    saved = SavedState(index)
+def _own(state: object, saved: SavedState, wishes: _Wishes, members: Communicator) -> _Own:
+    """Raises about all that is wrong on this rank."""
+    if wishes.verify:
+        _check_has_checksums(saved.index)
     found = find_targets(state, saved, members)
     matched = match(found, saved, wishes.map)
-    if wishes.strict:
-        check_keys(matched, index)
-    if wishes.verify:
-        _check_has_checksums(index)
-    targets = []
+    tensors, wanted = {}, {}
     for name, mosaic in matched.mosaics.items():
-        tensor = found.tensors[name]
-        check_can_fill(name, tensor, members)
-        layout, shards = places_of(tensor, members)
-        via = None if name in found.counts else wishes.dtype
-        local = tuple(shard.detach() for shard in shards)
-        targets.append(Target(name, layout, local, tensor.dtype, mosaic, via))
-    return _Job(index, found, matched, targets)
+        tensor = sharded_leaf(found.tensors[name], members)
+        check_can_fill(name, tensor, members.rank)
+        layout = None
+        if isinstance(tensor, ShardedTensor):
+            layout = live_state(tensor).layout
+            members.ranks.check_members(layout.ranks, what=f"the layout of {name!r}")
+        tensors[name] = tensor
+        wanted[name] = Wish(tensor.dtype, layout, mosaic)
+    missing, unexpected, _ = matched.keys
+    return _Own(saved, found, matched, tensors, Told(wanted, tuple(missing), tuple(unexpected)))
+
+
+def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Joined:
+    if len(set(digests)) == 1:
+        return all_alike(told, tuple(members.ranks))
+    stories = zip(members.ranks, members.gather_objects(told), strict=True)
+    return join({rank: one for rank, one in stories if isinstance(one, Told)})
+
+
+def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
+    """With the memory of this rank; none, if others want the tensor and this one does not."""
+    shards: Sequence[torch.Tensor] = ()
+    if name in own.tensors:
+        tensor = own.tensors[name]
+        shards = tensor._state.shards if isinstance(tensor, ShardedTensor) else (tensor,)
+    via = None if name in own.state.counts else dtype
+    local = tuple(shard.detach() for shard in shards)
+    return Target(name, layout, local, wish.dtype, wish.mosaic, via)
 
 
 def _check_has_checksums(index: Index) -> None:
@@ -242,18 +266,15 @@ def _check_has_checksums(index: Index) -> None:
         )
 
 
-def _last_of_tied(targets: Sequence[Target]) -> list[int]:
-    """For each target the last one that has the same memory on this rank: that one counts."""
-    last: dict[object, int] = {}
-    for number, target in enumerate(targets):
-        last[target.memory or number] = number
-    return [last[target.memory or number] for number, target in enumerate(targets)]
-
-
-def _without_tied(
-    targets: Sequence[Target], last: Sequence[int], members: Communicator
-) -> list[Target]:
+def _without_tied(targets: Sequence[Target], members: Communicator) -> list[Target]:
     """Of targets that share memory the last; ranks that hold nothing of them hear of it."""
+    places: dict[object, int] = {}
+    for number, target in enumerate(targets):
+        places[target.memory or number] = number
+    last = [places[target.memory or number] for number, target in enumerate(targets)]
+    has_ties = len(places) < len(targets)
+    if not any(agreed_numbers("load", {}, int(has_ties), group=members)):
+        return list(targets)
     if len(members.ranks) > 1:
         numbers = torch.tensor(last, device=members.wire_device)
         members.all_reduce(numbers, "max")

@@ -419,14 +419,11 @@ def _checked_patterns(rules: Mapping[Any, Any], problems: list[str]) -> dict[str
             got = type(value).__name__
             problems.append(f"{pattern!r}: expected a saved name or fuse(...), got {got}.")
             continue
-        source = None if value is None else _source(value, "map")
-        many = (
-            [one for one in source.names if one.count("*") > pattern.count("*")] if source else []
-        )
+        source = patterns[pattern] = None if value is None else _source(value, "map")
+        names = () if source is None else source.names
+        many = [name for name in names if name.count("*") > pattern.count("*")]
         if many:
             problems.append(f"{pattern!r}: {many[0]!r} has more * than the pattern.")
-            continue
-        patterns[pattern] = source
     return patterns
 
 

@@ -12,7 +12,7 @@ from shardwise.errors import CheckpointError
 from shardwise.sharding_plan.problems import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardwise.checkpoint.index import Index
     from shardwise.checkpoint.mapping import Map, Mosaic, Source
@@ -136,16 +136,25 @@ def _misfit(problems: Sequence[str], index: Index) -> CheckpointError:
     return CheckpointError(text + "\n", fix="Nothing was loaded.")
 
 
-def check_keys(matched: Matched, index: Index) -> None:
-    """Raises if names are missing or unexpected, with those that are near."""
-    missing, unexpected, _ = matched.keys
+def check_keys(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    wanted: Mapping[str, tuple[str, ...]],
+    index: Index,
+) -> None:
+    """Raises if names are missing or unexpected, with those that are near; `wanted` of `Matched`.
+
+    Some may be missing on other ranks.
+    """
     if not missing and not unexpected:
         return
     lines = []
     for name in missing[:_MOST_SHOWN]:
-        absent = matched.wanted.get(name, (name,))
+        absent = wanted.get(name, (name,))
         origin = "" if absent == (name,) else f", which is made of {', '.join(absent)}"
         near = _near(absent[0], unexpected or list(index.tensors))
+        if absent[0] in index.unreadable:
+            near = f" It cannot be read: {index.unreadable[absent[0]]}"
         lines.append(f"  missing in the checkpoint: {name!r}{origin}.{near}")
     if len(missing) > _MOST_SHOWN:
         lines.append(f"  and {len(missing) - _MOST_SHOWN} more that are missing")

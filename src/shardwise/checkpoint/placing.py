@@ -9,6 +9,7 @@ by the size of their elements, largest first, so that each is aligned.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.geometry import Box
-from shardwise.geometry.box import Boxes, frozen_ints
+from shardwise.geometry.box import Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,11 +64,6 @@ class PlacedTensor:
     turns: Ints  # (n,): how many boxes of this tensor the rank writes before this one
 
     @property
-    def sizes(self) -> Ints:
-        """Bytes of each box."""
-        return self.boxes.volumes * self.dtype.itemsize
-
-    @property
     def has_files_twice(self) -> bool:
         """Whether a file has several of the boxes."""
         return int(self.turns.max(initial=0)) >= _MOST_FILES
@@ -78,21 +74,10 @@ class PlacedPiece:
     """One box in one file, as its writer needs it."""
 
     tensor: PlacedTensor
-    number: int  # of the box in the tensor
     key: str  # its name in the file
-
-    @property
-    def box(self) -> Box:
-        return self.tensor.boxes[self.number]
-
-    @property
-    def row(self) -> int:
-        """The entry of the tensor's layout."""
-        return int(self.tensor.rows[self.number])
-
-    @property
-    def start(self) -> int:
-        return int(self.tensor.starts[self.number])
+    box: Box
+    row: int  # the entry of the tensor's layout
+    start: int  # in the file's data
 
     @property
     def nbytes(self) -> int:
@@ -140,18 +125,69 @@ class Placing:
                 turn = int(tensor.turns[number])
                 is_last = self.files[file].number == _MOST_FILES - 1
                 suffix = f"#{turn}" if is_last and turn >= _MOST_FILES else ""
-                yield PlacedPiece(tensor, number, tensor.name + suffix)
+                yield PlacedPiece(
+                    tensor,
+                    tensor.name + suffix,
+                    tensor.boxes[number],
+                    int(tensor.rows[number]),
+                    int(tensor.starts[number]),
+                )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Options:
+    """The different boxes of a layout with elements, and where each can be written from."""
+
+    boxes: Boxes  # (n,)
+    volumes: Ints  # (n,)
+    rows: Ints  # all entries of the layout of the first box, then of the second, ...
+    owners: Ints  # of these
+    first: Ints  # (n,): where the entries of each box begin
+    counts: Ints  # (n,): how many there are
+
+    @classmethod
+    def of(cls, layout: Layout, first_rank: int) -> _Options:
+        if 0 in layout.shape:  # nothing to write, but the file is to know its name
+            boxes = Boxes.of([Box.whole(layout.shape)], layout.ndim)
+            none, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+            owners = layout.owners[:1] if len(layout) else np.array([first_rank], np.int64)
+            return cls(boxes, none, none, owners, none, one)
+        is_full = layout.boxes.is_full
+        rows = np.flatnonzero(is_full)
+        first, counts = layout.box_rows[:-1], np.diff(layout.box_rows)
+        counts = counts[is_full[first]]
+        boxes = layout.boxes[first[is_full[first]]]
+        return cls(
+            boxes, boxes.volumes, rows, layout.owners[rows], np.cumsum(counts) - counts, counts
+        )
+
+    def choose(self, loads: Ints) -> _Chosen:
+        """Each box once, from the rank of its owners that has the least to write."""
+        at = self.first
+        if len(self.owners) > len(at):
+            have = loads[self.owners]
+            is_least = have == np.repeat(np.minimum.reduceat(have, at), self.counts)
+            places = np.where(is_least, np.arange(len(have)), len(have))
+            at = np.minimum.reduceat(places, at)
+        return _Chosen.of(self, self.rows[at], self.owners[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chosen:
     """The entries of a layout that are written: each box once."""
 
-    boxes: Boxes
-    volumes: Ints
+    options: _Options
     rows: Ints
     writers: Ints
     turns: Ints
+    most_turns: int
+
+    @classmethod
+    def of(cls, options: _Options, rows: Ints, writers: Ints) -> _Chosen:
+        if int(np.bincount(writers).max()) == 1:
+            return cls(options, rows, writers, np.zeros_like(writers), 0)
+        turns = before(writers, np.ones_like(writers))
+        return cls(options, rows, writers, turns, int(turns.max()))
 
     @property
     def file_numbers(self) -> Ints:
@@ -163,7 +199,7 @@ def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
     """Where each box of the tensors is written by ranks among `ranks`."""
     largest_first = sorted(
         tensors,
-        key=lambda one: (-one.dtype.itemsize, -one.dtype.itemsize * _volume(one), one.name),
+        key=lambda one: (-one.dtype.itemsize, -math.prod(one.layout.shape), one.name),
     )
     writing = _Writing(ranks)
     written = [(wanted, writing.choose(wanted)) for wanted in largest_first]
@@ -172,7 +208,7 @@ def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
     files: dict[int, Ints] = {}  # of each different choice
     for _, known in written:
         if id(known) not in files:
-            files[id(known)] = frozen_ints(first[known.writers] + known.file_numbers)
+            files[id(known)] = first[known.writers] + known.file_numbers
     placed = tuple(_placed(wanted, known, files[id(known)], ends) for wanted, known in written)
     listed = tuple(
         PlacedFile(rank, number, int(ends[first[rank] + number]))
@@ -180,10 +216,6 @@ def place(tensors: Sequence[Wanted], ranks: Sequence[int]) -> Placing:
         for number in range(int(writing.counts[rank]))
     )
     return Placing(listed, placed)
-
-
-def _volume(wanted: Wanted) -> int:
-    return Box.whole(wanted.layout.shape).volume
 
 
 class _Writing:
@@ -194,6 +226,7 @@ class _Writing:
         size = max(ranks) + 1
         self._loads = np.zeros(size, np.int64)  # bytes by rank
         self.counts = np.zeros(size, np.int64)  # files by rank
+        self._options: dict[Layout, _Options] = {}
         self._only: dict[Layout, _Chosen] = {}  # of layouts that leave no choice
 
     def choose(self, wanted: Wanted) -> _Chosen:
@@ -201,36 +234,32 @@ class _Writing:
         layout = wanted.layout
         known = self._only.get(layout)
         if known is None:
-            known = _chosen(layout, self._loads, self._first)
-            if layout.has_every_box_once:
-                self._only[layout] = known
-            np.maximum.at(self.counts, known.writers, known.file_numbers + 1)
-        np.add.at(self._loads, known.writers, known.volumes * wanted.dtype.itemsize)
+            known = self._chosen(layout)
+            if known.most_turns:
+                np.maximum.at(self.counts, known.writers, known.file_numbers + 1)
+            else:
+                self.counts[known.writers] = np.maximum(self.counts[known.writers], 1)
+        sizes = known.options.volumes * wanted.dtype.itemsize
+        if known.most_turns:
+            np.add.at(self._loads, known.writers, sizes)
+        else:  # each rank once, which is quicker
+            self._loads[known.writers] += sizes
         return known
 
-
-def _chosen(layout: Layout, loads: Ints, first_rank: int) -> _Chosen:
-    """Each box once, on the rank of its owners that has the least to write."""
-    if 0 in layout.shape:  # nothing to write, but the file is to know its name
-        boxes = Boxes.of([Box.whole(layout.shape)], layout.ndim)
-        none = np.zeros(1, np.int64)
-        owner = layout.owners[:1] if len(layout) else np.array([first_rank], np.int64)
-        return _Chosen(boxes, none, none, owner, none)
-    if layout.has_every_box_once:
-        rows = np.arange(len(layout))
-    else:
-        box = np.repeat(np.arange(len(layout.box_rows) - 1), np.diff(layout.box_rows))
-        rows = np.lexsort((layout.owners, loads[layout.owners], box))[layout.box_rows[:-1]]
-    rows = rows[layout.boxes.is_full[rows]]
-    boxes, writers = layout.boxes[rows], layout.owners[rows]
-    return _Chosen(boxes, boxes.volumes, rows, writers, before(writers, np.ones_like(writers)))
+    def _chosen(self, layout: Layout) -> _Chosen:
+        if layout not in self._options:
+            self._options[layout] = _Options.of(layout, self._first)
+        known = self._options[layout].choose(self._loads)
+        if len(known.options.owners) == len(known.writers):
+            self._only[layout] = known
+        return known
 
 
 def _placed(wanted: Wanted, known: _Chosen, files: Ints, ends: Ints) -> PlacedTensor:
     """The tensor behind what its files have so far; moves their `ends`."""
-    sizes = known.volumes * wanted.dtype.itemsize
+    sizes = known.options.volumes * wanted.dtype.itemsize
     starts = ends[files]
-    if known.turns.max(initial=0) < _MOST_FILES:  # each file gets one box
+    if known.most_turns < _MOST_FILES:  # each file gets one box
         ends[files] += sizes
     else:
         starts = starts + before(files, sizes)
@@ -239,7 +268,7 @@ def _placed(wanted: Wanted, known: _Chosen, files: Ints, ends: Ints) -> PlacedTe
         wanted.name,
         wanted.layout.shape,
         wanted.dtype,
-        known.boxes,
+        known.options.boxes,
         known.rows,
         files,
         starts,

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from shardwise.checkpoint.writing import bytes_of
-from shardwise.errors import CheckpointError, DamagedError
+from shardwise.errors import DamagedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.index import Index, SavedPiece, SavedTensor
     from shardwise.geometry import Box
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "check_file"]
 
 _STEP = 1 << 23  # bytes that are hashed or converted at a time
 
@@ -100,8 +100,9 @@ class Reader:
         data = bytes_of(out)
         while len(data):
             count = os.preadv(handle, [data], start)
-            if not count:
-                raise self._cut_off(file)
+            if not count:  # it was as long as it should be when it was opened
+                self._check_size(file)
+                raise _wrong_size(self.index, file, "fewer")
             data, start = data[count:], start + count
 
     def _mapped(self, tensor: SavedTensor, piece: SavedPiece) -> torch.Tensor:
@@ -118,28 +119,15 @@ class Reader:
 
     def _opened(self, file: int) -> int:
         if file not in self._open:
-            path, expected = self.index.file_path(file), self.index.files[file].size
             try:
-                handle = os.open(path, os.O_RDONLY)
+                self._open[file] = os.open(self.index.file_path(file), os.O_RDONLY)
             except OSError as error:
-                raise DamagedError(
-                    f"file {path.name!r} of {str(self.index.path)!r} cannot be read",
-                    got=error.strerror,
-                    fix="Put it back: every file of a checkpoint is needed.",
-                ) from error
-            self._open[file] = handle
-            if os.fstat(handle).st_size != expected:
-                raise self._cut_off(file)
+                raise _absent(self.index, file, error) from error
+            self._check_size(file)
         return self._open[file]
 
-    def _cut_off(self, file: int) -> CheckpointError:
-        found = os.fstat(self._open[file]).st_size
-        return DamagedError(
-            f"file {self.index.files[file].name!r} of {str(self.index.path)!r}",
-            expected=f"{self.index.files[file].size} bytes",
-            got=found,
-            fix="It is cut off or was changed; take it from where it came from again.",
-        )
+    def _check_size(self, file: int) -> None:
+        _check_size(self.index, file, os.fstat(self._open[file]).st_size)
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +142,38 @@ class Reader:
         for handle in self._open.values():
             os.close(handle)
         self._open.clear()
+
+
+def check_file(index: Index, file: int) -> None:
+    """Raises unless a file of a checkpoint is there, and as long as the index says."""
+    try:
+        size = os.stat(index.file_path(file)).st_size
+    except OSError as error:
+        raise _absent(index, file, error) from error
+    _check_size(index, file, size)
+
+
+def _check_size(index: Index, file: int, size: int) -> None:
+    """Raises unless a file of this size is as long as the index says."""
+    if size != index.files[file].size:
+        raise _wrong_size(index, file, size)
+
+
+def _absent(index: Index, file: int, error: OSError) -> DamagedError:
+    return DamagedError(
+        f"file {index.files[file].name!r} of {str(index.path)!r} cannot be read",
+        got=error.strerror,
+        fix="Put it back: every file of a checkpoint is needed.",
+    )
+
+
+def _wrong_size(index: Index, file: int, size: object) -> DamagedError:
+    return DamagedError(
+        f"file {index.files[file].name!r} of {str(index.path)!r}",
+        expected=f"{index.files[file].size} bytes",
+        got=size,
+        fix="It is cut off or was changed; take it from where it came from again.",
+    )
 
 
 def _is_rounded(saved: torch.dtype, out: torch.Tensor, via: torch.dtype | None) -> bool:

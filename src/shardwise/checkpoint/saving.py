@@ -32,6 +32,7 @@ from shardwise.checkpoint.reporting import (
     index_of,
     report_of,
 )
+from shardwise.checkpoint.structure import Flat, flatten
 from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.comm.checks import check_timeout
@@ -126,7 +127,7 @@ def save(
         if max_bytes is not None:
             whole_number(max_bytes, "max_bytes of save", least=_LEAST_STAGING)
         target.check()
-        if members.rank == members.ranks.rank_at(0):
+        if _is_first(members):
             target.check_nobody_saves()
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = problem or error
@@ -149,7 +150,7 @@ def save(
     try:
         _stage(job, writing, background, max_bytes)
     except Exception as error:  # which all ranks hear when they meet in the background
-        job.problem = error
+        job.problem = _told(error, job, members.rank)
     _LOGGER.info("staged in %.3f s; the tensors may change", time.monotonic() - began)
     return background.start(lambda: _finish(job, own, writing, progress))
 
@@ -162,12 +163,17 @@ def _brought(
 ) -> tuple[Brought, Communicator, Exception | None]:
     """What this rank brings, the group, and what is wrong with it."""
     problem: Exception | None = None
-    brought = Brought(None)
+    flat, brought = Flat(), Brought(None)
     try:
-        brought = bring(state)
+        flat = flatten(state)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    return brought, group_of_tensors(brought.sharded.values(), process_group), problem
+    members = group_of_tensors(flat.tensors.values(), process_group)
+    try:
+        brought = bring(flat, members)
+    except Exception as error:
+        problem = problem or error
+    return brought, members, problem
 
 
 def _agreed(
@@ -296,11 +302,10 @@ def _stage(job: _Job, writing: Iterator[int], background: Background, most: int 
     The last pieces are the ones that are copied, since files are written in order.
     """
     places = [(file, number) for file in job.files for number in range(len(file.pieces))]
-    room = job.rank_bytes if most is None else most
     staged: list[tuple[_File, int]] = []
     nbytes = 0
-    while places and nbytes + (size := _room(*places[-1])) <= room:
-        nbytes += size
+    while places and (most is None or nbytes + _room(*places[-1]) <= most):
+        nbytes += _room(*places[-1])
         staged.append(places.pop())
     memory, at = background.memory(nbytes), 0
     for file, number in staged:
@@ -335,16 +340,12 @@ def _finish(
             job.problem = job.problem or _told(error, job, members.rank)
         took = time.monotonic() - began
         _meet("writing", job, members)
-        report = report_of([len(file.header) for file in job.files], job.checksums)
-        reports = gather_reports(report, job.placing, members)
-        is_first = members.rank == members.ranks.rank_at(0)
-        if is_first:
-            try:
-                _commit(job, reports, len(members.ranks))
-            except Exception as error:
-                job.problem = _told(error, job, members.rank)
+        try:
+            _report_and_commit(job, members)
+        except Exception as error:  # also of an exchange, so that nobody waits for this rank
+            job.problem = _told(error, job, members.rank)
         _meet("the last step", job, members)
-        if is_first:
+        if _is_first(members):
             job.aside.target.remove_remains()
     except (CheckpointError, AgreementError):
         job.aside.remove()  # all ranks are here, and nobody writes any more
@@ -374,6 +375,17 @@ def _meet(step: str, job: _Job, members: Communicator) -> None:
     agreed_bytes(
         what, {}, b"", group=members, doing="save", problem=job.problem, timeout=job.patience
     )
+
+
+def _report_and_commit(job: _Job, members: Communicator) -> None:
+    report = report_of([len(file.header) for file in job.files], job.checksums)
+    reports = gather_reports(report, job.placing, members)
+    if _is_first(members):
+        _commit(job, reports, len(members.ranks))
+
+
+def _is_first(members: Communicator) -> bool:
+    return members.rank == members.ranks.rank_at(0)
 
 
 def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:

@@ -120,38 +120,42 @@ def _encoded_value(value: Any, name: str) -> Any:
     )
 
 
-def unflatten(structure: Any, tensor: Callable[[str], Any]) -> Any:
+def unflatten(structure: Any, tensor: Callable[[str], Any], depth: int = 0) -> Any:
     """The state that a structure stands for, with `tensor(name)` in place of each tensor.
 
     Raises a `DamagedError` about what `flatten` does not write.
     """
+    if depth > _MOST_DEPTH:
+        raise DamagedError("the state", expected=f"at most {_MOST_DEPTH} containers in each other")
     if isinstance(structure, list):
-        return [unflatten(item, tensor) for item in structure]
+        return [unflatten(item, tensor, depth + 1) for item in structure]
     if not isinstance(structure, dict):
         return structure
     kind = next(iter(structure), "")
     if not kind.startswith("$"):
-        return {key: unflatten(item, tensor) for key, item in structure.items()}
+        return {key: unflatten(item, tensor, depth + 1) for key, item in structure.items()}
     try:
-        return _decoded(kind, structure[kind], tensor)
+        return _decoded(kind, structure[kind], tensor, depth + 1)
     except (TypeError, ValueError, RuntimeError, binascii.Error) as error:
         if isinstance(error, CheckpointError):
             raise
         raise DamagedError(f"{kind} in the state", got=repr(structure[kind])[:80]) from error
 
 
-def _decoded(kind: str, value: Any, tensor: Callable[[str], Any]) -> Any:
+def _decoded(kind: str, value: Any, tensor: Callable[[str], Any], depth: int) -> Any:
     match kind:
         case "$tensor":
             return tensor(value)
         case "$dict":
-            return {unflatten(key, tensor): unflatten(item, tensor) for key, item in value}
+            return {
+                unflatten(key, tensor, depth): unflatten(item, tensor, depth) for key, item in value
+            }
         case "$tuple":
-            return tuple(unflatten(item, tensor) for item in value)
+            return tuple(unflatten(item, tensor, depth) for item in value)
         case "$bytes":
             return base64.b64decode(value, validate=True)
         case "$complex":
-            real, imag = (unflatten(part, tensor) for part in value)
+            real, imag = (unflatten(part, tensor, depth) for part in value)
             return complex(real, imag)
         case "$float":
             return float(value)

@@ -13,10 +13,12 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from shardwise.checkpoint.reading import check_file
 from shardwise.checkpoint.structure import tensor_names, unflatten
-from shardwise.errors import CheckpointError
+from shardwise.errors import CheckpointError, LoadError
 from shardwise.modules.filling import parameters_by_key, room_for
 from shardwise.modules.state_trees import joined
 
@@ -236,7 +238,7 @@ class _Walk:
             self.found.missing.append(groups_name)
             return _Kept(optimizer)
         entries: dict[Any, _Node] = {}
-        for key, parameter in parameters_by_key(optimizer, groups.settle()).items():
+        for key, parameter in _parameters(optimizer, groups.settle(), groups_name).items():
             kept = dict(optimizer.state.get(parameter) or {})
             entry = self._state_entry(joined(name, f"state.{key}"), parameter, kept)
             if entry is not None:
@@ -270,6 +272,8 @@ class _Walk:
 
         def room(saved_name: str) -> torch.Tensor:
             tensor = self.saved.index.tensors[saved_name]
+            for file in np.unique(tensor.files).tolist():
+                check_file(self.saved.index, file)  # before anything is as large as it says
             key = saved_name.rpartition(".")[2]
             known = kept.get(key)
             if not isinstance(known, torch.Tensor) or known.shape != tensor.shape:
@@ -283,6 +287,19 @@ class _Walk:
         if isinstance(built, dict):
             return _Container(dict.fromkeys(built), {k: _Kept(v) for k, v in built.items()})
         return _Kept(built)
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, groups: Any, name: str
+) -> dict[Any, torch.Tensor]:
+    """The optimizer's parameters by their saved keys."""
+    try:
+        return parameters_by_key(optimizer, groups)
+    except (TypeError, KeyError, LoadError) as error:
+        raise CheckpointError(
+            f"{name!r} of the checkpoint does not fit the optimizer",
+            got=f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def _is_container(value: object) -> bool:

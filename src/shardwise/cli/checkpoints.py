@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.index import Index
     from shardwise.checkpoint.verifying import Verified
 
-__all__ = ["add_commands", "convert", "diff", "inspect", "verify"]
+__all__ = ["Target", "add_commands", "convert", "diff", "inspect", "verify"]
 
 _MOST_VALUES = 20  # plain values that `inspect` prints
 _MOST_SHOWN = 20  # differences of a kind that `diff` prints

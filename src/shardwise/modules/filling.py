@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.errors import LoadError
-from shardwise.modules.group import check_group
 from shardwise.sharded_optim.api import ShardedOptimizer
 from shardwise.sharded_optim.state_tensors import is_like_parameter, promote
 from shardwise.sharded_tensor.resharding import replicated
@@ -25,15 +24,14 @@ __all__ = ["check_can_fill", "count_writes", "parameters_by_key", "places_of", "
 _CPU = torch.device("cpu")
 
 
-def check_can_fill(name: str, tensor: torch.Tensor, members: Communicator) -> None:
-    """Raises unless the tensor of this name has memory, and belongs to the group."""
+def check_can_fill(name: str, tensor: torch.Tensor, rank: int) -> None:
+    """Raises unless the tensor of this name has memory, and its data was not given up."""
     if isinstance(tensor, ShardedTensor):
         live_state(tensor)
-        check_group(name, tensor, members)
     if tensor.is_meta:
         raise LoadError(
             f"{name!r} of the model",
-            rank=members.rank,
+            rank=rank,
             expected="memory to load into",
             got="a tensor on the meta device",
             fix='Give the model memory first: model.to_empty(device="cpu").',

@@ -26,7 +26,7 @@ from shardwise.modules.filling import (
     places_of,
     room_for,
 )
-from shardwise.modules.group import group_of
+from shardwise.modules.group import check_group, group_of
 from shardwise.modules.state_trees import joined, named_tensors
 from shardwise.sharded_optim.incompatible_keys import IncompatibleKeys
 from shardwise.sharded_tensor.progress import progress_bar
@@ -150,8 +150,9 @@ def _agreed_source(
             if isinstance(tensor, torch.Tensor):
                 values[f"shape of {name!r}"] = tuple(tensor.shape)
                 values[f"dtype of {name!r}"] = tensor.dtype
-                check_can_fill(name, tensor, members)
+                check_can_fill(name, tensor, members.rank)
             if isinstance(tensor, ShardedTensor):
+                check_group(name, tensor, members)
                 values[f"layout of {name!r}"] = tensor.shard_layout
         if is_source:
             _check_given(state_dict, members.rank, has_optimizer=optimizer is not None)
