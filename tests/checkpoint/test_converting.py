@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 
 from shardwise import Box, ShardingPlan, run_local
 from shardwise.checkpoint import convert, diff, fuse, load_index, save, transpose, verify
-from shardwise.checkpoint.blocks import blocks_of
+from shardwise.checkpoint.blocks import blocks_of, read_mosaic
 from shardwise.checkpoint.structure import unflatten
 from shardwise.errors import CheckpointError, PlanNameError, ShardingPlanError
 
@@ -133,6 +133,26 @@ def test_dtype_is_for_floating_point(tmp_path: Path) -> None:
     for name, tensor in model().items():
         cast = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         assert_same({name: found[name]}, {name: cast})
+
+
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+def test_no_more_is_read_at_once_than_max_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Format
+) -> None:
+    save({"a": torch.randn(64, 64), "b": torch.randn(3)}, tmp_path / "a")
+    sizes = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        found = read_mosaic(*arguments)
+        sizes.append(found.untyped_storage().nbytes())
+        return found
+
+    monkeypatch.setattr("shardwise.checkpoint.converting.read_mosaic", counted)
+    plan = {"a": "chunk(1)"}
+    convert(tmp_path / "a", tmp_path / "b", to=to, world_size=3, plan=plan, max_bytes=4096, jobs=2)
+    assert max(sizes) <= 4096 // 8  # a quarter for each of two jobs
+    assert sum(sizes) == 64 * 64 * 4 + 12
+    assert diff(tmp_path / "a", tmp_path / "b").is_same
 
 
 def test_a_plan_must_fit_the_checkpoint(tmp_path: Path) -> None:

@@ -162,8 +162,9 @@ def _entry(key: StandIn, info: StandIn) -> tuple[tuple[str, tuple[int, ...] | No
             fix="Load it with torch.distributed.checkpoint and save it without extensions.",
         )
     offset = key.get("offset")
-    place = DcpEntry(info.get("relative_path"), _whole(info.get("offset")), info.get("length"))
-    _whole(place.length)
+    place = DcpEntry(
+        str(info.get("relative_path")), _whole(info.get("offset")), _whole(info.get("length"))
+    )
     return (key.get("fqn"), None if offset is None else tuple(offset)), place
 
 

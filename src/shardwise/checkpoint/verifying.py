@@ -6,10 +6,7 @@ has none: there only headers and sizes can be checked.
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.arguments import whole_number
+from shardwise.checkpoint.assembling import found_file
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index, read_dcp_metadata
 from shardwise.checkpoint.headers import read_header
 from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import SUFFIX, safetensors_index
-from shardwise.checkpoint.torch_zips import Slice
+from shardwise.checkpoint.torch_zips import check_archive
 from shardwise.errors import CheckpointError, DamagedError
 from shardwise.sharded_tensor.progress import bytes_bar
 
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.index import Index, Kind, SavedTensor
 
 __all__ = ["Problem", "Verified", "verify"]
-
-_STEP = 1 << 22  # bytes that are read at once
 
 
 class Problem(NamedTuple):
@@ -190,16 +186,13 @@ def _archive_problems(
 ) -> Iterable[Problem]:
     """Reads every record of an archive, of which the checksums are compared on the way."""
     advance(entry.length)
+    what = f"{name!r} at byte {entry.offset} of {entry.file!r}"
     try:
-        with (folder / entry.file).open("rb") as file:
-            part = io.BufferedReader(Slice(file.fileno(), entry.offset, entry.length))
-            with zipfile.ZipFile(part) as archive:
-                for record in archive.infolist():
-                    with archive.open(record) as opened:
-                        while opened.read(_STEP):
-                            pass
-    except (OSError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
-        yield Problem(entry.file, name, f"its bytes are not those that were saved: {error}")
+        file = found_file(folder, entry.file, 0)
+        with (folder / file.name).open("rb") as opened:
+            check_archive(opened.fileno(), entry.offset, entry.length, what)
+    except (OSError, CheckpointError) as error:
+        yield Problem(entry.file, name, str(error))
 
 
 def _verify_safetensors(path: Path) -> Verified:
