@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Target", "fetch", "meet", "verify_pieces"]
+__all__ = ["Target", "fetch", "meet", "memory_of", "verify_pieces"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
 _LEAST_CAP = 16  # bytes: of the largest element
@@ -53,14 +53,14 @@ class Target:
     mosaic: Mosaic
     via: torch.dtype | None  # to which floating-point values are rounded on the way
 
-    @property
-    def memory(self) -> tuple[object, ...]:
-        """By which targets that share memory are known; empty where this rank holds nothing."""
-        return tuple(
-            (shard.data_ptr(), shard.dtype, shard.shape, shard.stride())
-            for shard in self.shards
-            if shard.numel()
-        )
+
+def memory_of(shards: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """By which tensors that share memory are known; empty where there are no elements."""
+    return tuple(
+        (shard.data_ptr(), shard.dtype, shard.shape, shard.stride())
+        for shard in shards
+        if shard.numel()
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -124,7 +124,22 @@ class Reader:
             except OSError as error:
                 raise _absent(self.index, file, error) from error
             self._check_size(file)
+            self._check_header(file)
         return self._open[file]
+
+    def _check_header(self, file: int) -> None:
+        """Raises unless the file's header ends where the index says that data begins."""
+        if self.index.kind != "shardwise":
+            return  # of others the index was made of the headers
+        end = 8 + int.from_bytes(os.pread(self._open[file], 8, 0), "little")
+        if end != self.index.data_starts[file]:
+            raise DamagedError(
+                f"file {self.index.files[file].name!r} of {str(self.index.path)!r}",
+                expected=f"a header of {self.index.data_starts[file]} bytes",
+                got=end,
+                fix="It is of another checkpoint, or damaged; take it from where it came from "
+                "again.",
+            )
 
     def _check_size(self, file: int) -> None:
         _check_size(self.index, file, os.fstat(self._open[file]).st_size)
