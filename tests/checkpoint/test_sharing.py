@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.checkpoint import sharing
 from shardwise.checkpoint.sharing import filled_rows, lots, shard_of_box, single_rows
-from shardwise.geometry import Layout
 from shardwise.testing.strategies import layouts
+
+if TYPE_CHECKING:
+    from shardwise.geometry import Layout
 
 
 @given(layout=layouts(), max_bytes=st.sampled_from([None, 1, 30]), turn=st.integers(0, 5))
