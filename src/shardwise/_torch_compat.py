@@ -46,6 +46,7 @@ __all__ = [
     "can_swap",
     "checkpointed_runs",
     "current_backward",
+    "dcp_metadata",
     "elementwise_kernel",
     "fan_of",
     "foreach_copy",
@@ -390,3 +391,38 @@ def rpc_worker_ranks() -> dict[str, int] | None:
     if not private._is_current_rpc_agent_set():
         return None
     return {w.name: w.id for w in private._get_current_rpc_agent().get_worker_infos()}
+
+
+def dcp_metadata(
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    paths: Mapping[str, tuple[str | int, ...]],
+    written: Mapping[str, Sequence[Any]],
+) -> Any:
+    """The metadata object of torch.distributed.checkpoint's `FileSystemReader`.
+
+    `written` has for each name its archives: `box`, which is None for a plain value, `file`,
+    `offset` and `length`.
+    """
+    from torch.distributed.checkpoint import metadata as dcp
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+
+    described: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    for name, archives in written.items():
+        if name not in tensors:
+            described[name] = dcp.BytesStorageMetadata()
+            key = dcp.MetadataIndex(name)
+            storage[key] = _StorageInfo(archives[0].file, archives[0].offset, archives[0].length)
+            continue
+        shape, dtype = tensors[name]
+        chunks = []
+        for number, one in enumerate(archives):
+            start = torch.Size(one.box.start)
+            chunks.append(dcp.ChunkStorageMetadata(start, torch.Size(one.box.shape)))
+            key = dcp.MetadataIndex(name, start, number)
+            storage[key] = _StorageInfo(one.file, one.offset, one.length)
+        properties = dcp.TensorProperties(dtype=dtype)
+        described[name] = dcp.TensorStorageMetadata(properties, torch.Size(shape), chunks)
+    return dcp.Metadata(
+        described, dict(paths), storage, dcp.StorageMeta(), version=CURRENT_DCP_VERSION
+    )

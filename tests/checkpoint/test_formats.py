@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import random
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from shardwise import run_local
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.structure import unflatten
 from shardwise.checkpoint.torch_zips import find_chunk
+from shardwise.checkpoint.verifying import verify
 from shardwise.errors import CheckpointError, DamagedError
 
 # -- Hugging Face ----------------------------------------------------------------------------------
@@ -183,6 +186,27 @@ def test_an_archive_of_a_stranger_is_refused(tmp_path: Path, pickled: bytes, mes
         archive.writestr("archive/data/0", b"\0" * 24)
     with path.open("rb") as file, pytest.raises(CheckpointError, match=message):
         find_chunk(file.fileno(), 0, path.stat().st_size, "'a'")
+
+
+@pytest.mark.parametrize("name", ["dcp/.metadata", "dcp/__0_0.distcp", "model.safetensors"])
+def test_random_damage_is_an_error_and_nothing_else(tmp_path: Path, name: str) -> None:
+    tensors = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(3).to(torch.float8_e5m2)}
+    save_dcp({"model": tensors, "list": [torch.ones(2)], "step": 5}, tmp_path / "dcp")
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = tmp_path / name
+    path = tmp_path / "dcp" if name.startswith("dcp") else file
+    data = file.read_bytes()
+    numbers = random.Random(name)
+    for _ in range(40):
+        damaged = bytearray(data)
+        at = numbers.randrange(len(data))
+        length = numbers.choice([0, 0, 1, 4, len(data)])
+        damaged[at : at + length + 1] = numbers.randbytes(numbers.choice([0, 1, 1, 3]))
+        file.write_bytes(damaged)
+        with suppress(CheckpointError):  # bytes that nothing depends on may be anything
+            read_all(load_index(path))
+        with suppress(CheckpointError):
+            verify(path)
 
 
 def _save_dtensors(rank: int, folder: str) -> None:

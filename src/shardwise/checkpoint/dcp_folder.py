@@ -162,8 +162,9 @@ def _entry(key: StandIn, info: StandIn) -> tuple[tuple[str, tuple[int, ...] | No
             fix="Load it with torch.distributed.checkpoint and save it without extensions.",
         )
     offset = key.get("offset")
-    place = DcpEntry(info.get("relative_path"), _whole(info.get("offset")), info.get("length"))
-    _whole(place.length)
+    place = DcpEntry(
+        str(info.get("relative_path")), _whole(info.get("offset")), _whole(info.get("length"))
+    )
     return (key.get("fqn"), None if offset is None else tuple(offset)), place
 
 
@@ -176,8 +177,11 @@ def _whole(number: Any) -> int:
 # -- the index -------------------------------------------------------------------------------------
 
 
-def dcp_index(folder: Path) -> Index:
-    """What is in a folder of torch.distributed.checkpoint."""
+def dcp_index(folder: Path, *, damaged: dict[str, str] | None = None) -> Index:
+    """What is in a folder of torch.distributed.checkpoint.
+
+    Raises about the first damaged tensor, or puts all by name into `damaged`.
+    """
     metadata = read_dcp_metadata(folder)
     unreadable: dict[str, str] = {}
     tensors: dict[str, SavedTensor] = {}
@@ -187,8 +191,10 @@ def dcp_index(folder: Path) -> Index:
             try:
                 with _damaged(f"{name!r} in {METADATA_NAME!r} of {str(folder)!r}"):
                     tensors[name] = _tensor(name, described, metadata, files)
-            except DamagedError:
-                raise
+            except DamagedError as error:
+                if damaged is None:
+                    raise
+                damaged[name] = str(error)
             except CheckpointError as error:
                 unreadable[name] = str(error)
         for name in metadata.values:

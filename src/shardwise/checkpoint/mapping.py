@@ -23,7 +23,17 @@ from shardwise.sharding_plan.problems import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Map", "Mosaic", "Source", "Window", "fuse", "part", "sources_of", "transpose"]
+__all__ = [
+    "Map",
+    "Mosaic",
+    "Source",
+    "Window",
+    "fuse",
+    "part",
+    "sources_of",
+    "targets_of",
+    "transpose",
+]
 
 _MOST_SHOWN = 20  # problems of a map in one message
 
@@ -338,6 +348,38 @@ def sources_of(targets: Iterable[str], rules: Map | None) -> dict[str, Source | 
     }
 
 
+def targets_of(saved: Iterable[str], rules: Mapping[str, str | Source | None]) -> list[str]:
+    """The targets that the saved tensors give: what rules make of them, then those left over.
+
+    A pattern is a target for each saved tensor that fits the first source of its rule. Raises about
+    the whole map, and of a target that has too few sources.
+    """
+    names = list(saved)
+    problems: list[str] = []
+    found: dict[str, None] = {}
+    used: set[str] = set()
+    for pattern, source in _checked_patterns(rules, problems).items():
+        if source is None:
+            found.update(dict.fromkeys(name for name in names if _fit(pattern, name)))
+            continue
+        if pattern.count("*") > source.names[0].count("*"):
+            problems.append(f"{pattern!r} has more * than {source.names[0]!r}.")
+            continue
+        fitting = [name for name in names if _fit(source.names[0], name)]
+        if not fitting:
+            problems.append(
+                f"{source.names[0]!r} fits no saved tensor. {nearest(source.names[0], names, '')}"
+            )
+        for name in fitting:
+            stars = _stars(source.names[0], name)
+            found[_filled(pattern, stars)] = None
+            used.update(_filled(one, stars) for one in source.names)
+    problems += [f"there is no saved tensor {name!r}." for name in sorted(used - set(names))]
+    if problems:
+        raise _all_in_one(problems)
+    return [*found, *(name for name in names if name not in used and name not in found)]
+
+
 def _by_patterns(
     names: Sequence[str], rules: Mapping[str, str | Source | None]
 ) -> dict[str, Source | None]:
@@ -387,11 +429,11 @@ def _checked_patterns(rules: Mapping[Any, Any], problems: list[str]) -> dict[str
 
 def _all_in_one(problems: Sequence[str]) -> CheckpointError:
     if len(problems) == 1:
-        return CheckpointError(f"map of load: {problems[0]}")
+        return CheckpointError(f"map: {problems[0]}")
     lines = [f"  {number}. {one}" for number, one in enumerate(problems[:_MOST_SHOWN], 1)]
     if len(problems) > _MOST_SHOWN:
         lines.append(f"  and {len(problems) - _MOST_SHOWN} more")
-    return CheckpointError("\n".join([f"map of load, {len(problems)} problems:", *lines]))
+    return CheckpointError("\n".join([f"map, {len(problems)} problems:", *lines]))
 
 
 def _fit(pattern: str, name: str) -> re.Match[str] | None:

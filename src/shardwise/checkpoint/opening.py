@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardwise.checkpoint.committing import remains_text
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index
 from shardwise.checkpoint.index import INDEX_NAME, decode_index
 from shardwise.checkpoint.safetensors_folder import SUFFIX, safetensors_index
@@ -52,6 +53,7 @@ def load_index(path: str | os.PathLike[str]) -> Index:
 
 def _no_checkpoint(path: Path) -> CheckpointError:
     got, fix = _what_is_there(path)
+    fix = remains_text(path) or fix
     return CheckpointError(f"no checkpoint at {str(path)!r}", expected=_KINDS, got=got, fix=fix)
 
 

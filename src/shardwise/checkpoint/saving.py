@@ -9,7 +9,6 @@ that dies is missed there.
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 import time
@@ -24,18 +23,16 @@ from shardwise.arguments import whole_number
 from shardwise.checkpoint.background import Saved, background_of, checked_if_busy
 from shardwise.checkpoint.collecting import Brought, all_alike, bring, merge
 from shardwise.checkpoint.committing import Aside, Target
+from shardwise.checkpoint.finishing import commit_index, told_by_system
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.headers import header_of
-from shardwise.checkpoint.index import INDEX_NAME, encode_index
-from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.placing import place
 from shardwise.checkpoint.reporting import (
     gather_reports,
-    hugging_face_index,
     index_of,
     report_of,
 )
-from shardwise.checkpoint.writing import FileWriter, Staging, write_new_file
+from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.comm.checks import check_timeout
 from shardwise.errors import AgreementError, CheckpointError, ShardwiseError
@@ -46,7 +43,6 @@ from shardwise.transfer.units import format_bytes
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
@@ -61,7 +57,6 @@ __all__ = ["save"]
 
 _LOGGER = logging.getLogger(__name__)
 _WHAT = "checkpoint.save"
-_HUGGING_FACE_INDEX = "model.safetensors.index.json"
 _LEAST_STAGING = 16  # bytes: the largest element
 _SLOWEST = 20_000_000  # bytes per second of a disk for which the other ranks wait
 
@@ -398,47 +393,14 @@ def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:
         same_as=job.merged.same_as,
         world_size=world_size,
     )
-    aside.check_sizes({file.name: (file.rank, file.size) for file in index.files})
-    if placing.is_unsharded and len(placing.files) > 1:
-        write_new_file(aside.path / _HUGGING_FACE_INDEX, hugging_face_index(placing))
-    write_new_file(aside.path / INDEX_NAME, encode_index(index))
-    aside.commit(_old_files(aside.target.path))
-
-
-def _old_files(path: Path) -> set[str] | None:
-    """The files of the checkpoint at the path; None if there is none."""
-    if not (path / INDEX_NAME).exists():
-        return None
-    names = {INDEX_NAME, _HUGGING_FACE_INDEX}
-    try:
-        names.update(file.name for file in load_index(path).files)
-    except CheckpointError:  # it is damaged: what looks like its files is taken for them
-        names.update(one.name for one in path.glob("*.safetensors"))
-    return names
+    commit_index(index, placing, aside)
 
 
 def _told(error: Exception, job: _Job, rank: int) -> Exception:
     """What went wrong on this rank, in our words where the system said it."""
     if not isinstance(error, OSError):
         return error
-    told = CheckpointError(
-        f"save to {str(job.aside.target.path)!r} failed: {error.strerror or error}"
-        + (f" ({error.filename!r})" if error.filename else ""),
-        rank=rank,
-        fix="Nothing was changed at the path. " + _ADVICE.get(error.errno or 0, ""),
-    )
-    told.__cause__ = error
-    return told
-
-
-_ADVICE = {
-    errno.ENOSPC: "Make room on the disk.",
-    errno.EDQUOT: "Make room: the quota is used up.",
-    errno.EFBIG: "The system allows no file of this size: see `ulimit -f`.",
-    errno.EROFS: "The filesystem is read-only: save to another path.",
-    errno.EACCES: "This user may not write there: save to another path.",
-    errno.EPERM: "This user may not write there: save to another path.",
-}
+    return told_by_system(error, f"save to {str(job.aside.target.path)!r}", rank=rank)
 
 
 def _left(job: _Job, error: Exception) -> CheckpointError:

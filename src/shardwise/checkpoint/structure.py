@@ -26,9 +26,9 @@ from shardwise.errors import CheckpointError, DamagedError
 from shardwise.modules.state_trees import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence, Set
 
-__all__ = ["Flat", "flatten", "tensor_names", "unflatten"]
+__all__ = ["Flat", "flatten", "tensor_names", "unflatten", "with_tensors", "without_tensors"]
 
 _MOST_DEPTH = 200  # of nested containers: more than any state has, less than Python's stack
 
@@ -173,3 +173,69 @@ def tensor_names(structure: Any) -> list[str]:
     names: list[str] = []
     unflatten(structure, names.append)
     return names
+
+
+def with_tensors(structure: Any, names: Sequence[str]) -> Any:
+    """The structure with these tensors and no others.
+
+    Those that it has stay where they are, a list has None for those that go, and the others come
+    to the top by their dotted names.
+    """
+    wanted, there = set(names), set(tensor_names(structure))
+    kept = _kept_tensors(structure, wanted)
+    added = {name: {"$tensor": name} for name in names if name not in there}
+    if not added:
+        return kept
+    if not isinstance(kept, dict) or next(iter(kept), "") in ("$tensor", "$tuple"):
+        raise CheckpointError(
+            "state of the checkpoint", expected="a dict, to put tensors into", got=str(kept)[:80]
+        )
+    if "$dict" in kept:
+        return {"$dict": [*kept["$dict"], *([name, one] for name, one in added.items())]}
+    if any(name.startswith("$") for name in added):
+        return {"$dict": [[name, one] for name, one in (kept | added).items()]}
+    return kept | added
+
+
+_GONE: Any = object()
+
+
+def _kept_tensors(structure: Any, names: Set[str]) -> Any:
+    """The structure with tensors of these names; `_GONE` if it is another one."""
+    match structure:
+        case {"$tensor": str(name)}:
+            return structure if name in names else _GONE
+        case {"$dict": [*pairs]}:
+            kept = ((key, _kept_tensors(item, names)) for key, item in pairs)
+            return {"$dict": [[key, item] for key, item in kept if item is not _GONE]}
+        case {"$tuple": [*listed]}:
+            return {"$tuple": _kept_tensors(listed, names)}
+        case [*listed]:
+            found = (_kept_tensors(item, names) for item in listed)
+            return [None if item is _GONE else item for item in found]
+        case {**items} if not str(next(iter(items), "")).startswith("$"):
+            kept = ((key, _kept_tensors(item, names)) for key, item in items.items())
+            return {key: item for key, item in kept if item is not _GONE}
+        case _:
+            return structure
+
+
+def without_tensors(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values of a structure by dotted names, in the form that JSON has for them.
+
+    Keys are text, and there is nothing of an empty dict: so DCP has it. An empty list is a value.
+    """
+    match structure:
+        case {"$tensor": _}:
+            pass
+        case {"$dict": [*pairs]}:
+            for key, item in pairs:
+                yield from without_tensors(item, joined(name, key))
+        case {"$tuple": [*listed]} | [*listed] if listed:
+            for number, item in enumerate(listed):
+                yield from without_tensors(item, joined(name, number))
+        case {**items} if not str(next(iter(items), "")).startswith("$"):
+            for key, item in items.items():
+                yield from without_tensors(item, joined(name, key))
+        case _:
+            yield name, structure

@@ -12,6 +12,7 @@ import os
 import struct
 import zipfile
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,14 @@ from shardwise.checkpoint.restricted_pickles import read_pickle
 from shardwise.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Buffer
 
-__all__ = ["SavedChunk", "Slice", "find_chunk"]
+__all__ = ["SavedChunk", "Slice", "check_archive", "find_chunk"]
 
 _MOST_PICKLE = 1 << 20  # bytes of `data.pkl` for one tensor: a few hundred are usual
+_STEP = 1 << 22  # bytes that are read at once
 _LOCAL_HEADER = 30  # bytes, before a record's name
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -104,16 +108,34 @@ class _Rebuilt:
 
 def find_chunk(handle: int, offset: int, length: int, what: str) -> SavedChunk:
     """The tensor that torch.save wrote at `offset` of an open file; raises about `what`."""
+    with _opened(handle, offset, length, what) as archive:
+        return _found(archive, handle, offset, length, what)
+
+
+def check_archive(handle: int, offset: int, length: int, what: str) -> None:
+    """Reads all that torch.save wrote at `offset` of an open file, and compares its checksums."""
+    with _opened(handle, offset, length, what) as archive:
+        for record in archive.infolist():
+            if record.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{record.filename} is compressed")
+            with archive.open(record) as opened:
+                while opened.read(_STEP):
+                    pass
+
+
+@contextmanager
+def _opened(handle: int, offset: int, length: int, what: str) -> Iterator[zipfile.ZipFile]:
+    """The archive at `offset` of an open file; whatever is wrong with it is an error of `what`."""
     try:
         with zipfile.ZipFile(io.BufferedReader(Slice(handle, offset, length))) as archive:
-            return _found(archive, handle, offset, length, what)
-    except (zipfile.BadZipFile, struct.error, KeyError, ValueError, OSError, EOFError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+            yield archive
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged archive can raise anything
         raise DamagedError(
             what,
             expected="a tensor as torch.save writes it",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {error}"[:300],
             fix="The file is cut off or damaged; take it from where it came from again.",
         ) from error
 

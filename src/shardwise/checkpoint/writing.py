@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -77,12 +77,17 @@ class FileWriter:
 
     def write(self, tensor: torch.Tensor) -> int:
         """Appends a tensor; the checksum of its bytes."""
+        return self.write_all((tensor,))
+
+    def write_all(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Appends tensors one after the other; the checksum of the bytes of all."""
         checksum = xxhash.xxh3_64()
-        for data in self._staging.parts(tensor):
-            for start in range(0, len(data), _STEP):
-                part = data[start : start + _STEP]
-                checksum.update(part)
-                self._write(part)
+        for tensor in tensors:
+            for data in self._staging.parts(tensor):
+                for start in range(0, len(data), _STEP):
+                    part = data[start : start + _STEP]
+                    checksum.update(part)
+                    self._write(part)
         return checksum.intdigest()
 
     def _write(self, data: memoryview) -> None:
