@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shardwise.checkpoint.reading import slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.executor import execute_all
@@ -164,11 +165,12 @@ def _read(reader: Reader, target: Target, box: Box, out: torch.Tensor) -> None:
     """`out` becomes a box of the target."""
     for window in target.mosaic.windows:
         common = window.into & box
-        if common is not None:
-            # The target's dims in the order of the saved tensor's.
-            order = sorted(range(len(window.dims)), key=window.dims.__getitem__)
-            view = out[common.relative_to(box).slices()].permute(order)
-            reader.read(window.name, window.source_of(common), view, via=target.via)
+        if common is None:
+            continue
+        view = out if common == box else out[slices_in(common, box)]
+        if not window.is_plain:  # the target's dims in the order of the saved tensor's
+            view = view.permute(sorted(range(len(window.dims)), key=window.dims.__getitem__))
+        reader.read(window.name, window.source_of(common), view, via=target.via)
 
 
 def _pass_on(
