@@ -68,7 +68,7 @@ def equal(one: Any, other: torch.Tensor) -> bool:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_tensor_of_any_layout_loads_into_any_other(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shardwise.checkpoint.reading import slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.executor import execute_all
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Target", "fetch", "meet", "verify_pieces"]
+__all__ = ["Target", "fetch", "meet", "memory_of", "verify_pieces"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
 _LEAST_CAP = 16  # bytes: of the largest element
@@ -53,14 +54,14 @@ class Target:
     mosaic: Mosaic
     via: torch.dtype | None  # to which floating-point values are rounded on the way
 
-    @property
-    def memory(self) -> tuple[object, ...]:
-        """By which targets that share memory are known; empty where this rank holds nothing."""
-        return tuple(
-            (shard.data_ptr(), shard.dtype, shard.shape, shard.stride())
-            for shard in self.shards
-            if shard.numel()
-        )
+
+def memory_of(shards: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """By which tensors that share memory are known; empty where there are no elements."""
+    return tuple(
+        (shard.data_ptr(), shard.dtype, shard.shape, shard.stride())
+        for shard in shards
+        if shard.numel()
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +165,12 @@ def _read(reader: Reader, target: Target, box: Box, out: torch.Tensor) -> None:
     """`out` becomes a box of the target."""
     for window in target.mosaic.windows:
         common = window.into & box
-        if common is not None:
-            # The target's dims in the order of the saved tensor's.
-            order = sorted(range(len(window.dims)), key=window.dims.__getitem__)
-            view = out[common.relative_to(box).slices()].permute(order)
-            reader.read(window.name, window.source_of(common), view, via=target.via)
+        if common is None:
+            continue
+        view = out if common == box else out[slices_in(common, box)]
+        if not window.is_plain:  # the target's dims in the order of the saved tensor's
+            view = view.permute(sorted(range(len(window.dims)), key=window.dims.__getitem__))
+        reader.read(window.name, window.source_of(common), view, via=target.via)
 
 
 def _pass_on(

@@ -149,6 +149,15 @@ class Index:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
+    def data_starts(self) -> Ints:
+        """Of each file, where its first tensor begins: tensors of one cut have equal distances to
+        it, although the headers of the files have different lengths."""
+        first = np.array([file.size for file in self.files], np.int64)
+        for tensor in self.tensors.values():
+            np.minimum.at(first, tensor.files, tensor.starts)
+        return first
+
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of all that it says, the same in every process: what ranks compare to agree."""
         digest = xxhash.xxh3_128(repr((self.kind, self.files, self.structure)).encode())
@@ -171,7 +180,7 @@ class Index:
 
 def encode_index(index: Index) -> bytes:
     """The bytes of `shardwise.index.json`."""
-    first = _first_bytes(index)
+    first = index.data_starts
     cuts = _Cuts()
     tensors = []
     for name, tensor in index.tensors.items():
@@ -204,15 +213,6 @@ def encode_index(index: Index) -> bytes:
 
 def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _first_bytes(index: Index) -> Ints:
-    """Of each file, where its first tensor begins: tensors of one cut have equal distances to it,
-    although the headers of the files have different lengths."""
-    first = np.array([file.size for file in index.files], np.int64)
-    for tensor in index.tensors.values():
-        np.minimum.at(first, tensor.files, tensor.starts)
-    return first
 
 
 class _Cuts:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardwise.comm.agreement import by_rank
 from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError
-from shardwise.geometry import Layout
+from shardwise.sharded_tensor.resharding import replicated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.geometry import Layout
 
 __all__ = ["Joined", "Told", "Wish", "all_alike", "join"]
 
@@ -102,7 +103,7 @@ def join(told: Mapping[int, Told]) -> Joined:
 
 def _layout(name: str, wish: Wish, having: tuple[int, ...]) -> Layout:
     if wish.layout is None:
-        return Layout.replicated(wish.mosaic.shape, having)
+        return replicated(wish.mosaic.shape, having)
     absent = sorted(set(wish.layout.ranks) - set(having))
     if absent:
         raise AgreementError(

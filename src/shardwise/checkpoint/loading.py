@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.arguments import items, whole_number
+<<<<<<< HEAD
 from shardwise.checkpoint.background import background_of
 from shardwise.checkpoint.fetching import Target, fetch, meet, verify_pieces
+=======
+from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
+>>>>>>> loading
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
 from shardwise.checkpoint.leaves import sharded_leaf
@@ -28,7 +32,7 @@ from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import index_of_files
 from shardwise.checkpoint.saved_state import SavedState
 from shardwise.checkpoint.targets import find_targets
-from shardwise.comm.agreement import agreed_bytes, agreed_numbers
+from shardwise.comm.agreement import agreed_bytes
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
 from shardwise.modules.filling import check_can_fill
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
@@ -188,6 +192,12 @@ class _Own(NamedTuple):
     tensors: dict[str, torch.Tensor]  # no DTensors
     told: Told
 
+    @property
+    def has_ties(self) -> bool:
+        """Whether two of the tensors are the same memory."""
+        known = [memory for one in self.tensors.values() if (memory := memory_of(_shards(one)))]
+        return len(set(known)) < len(known)
+
 
 def _agreed_job(
     state: object, open_index: Callable[[], Index], wishes: _Wishes, members: Communicator
@@ -204,10 +214,10 @@ def _agreed_job(
         values["checkpoint"] = own.saved.index.fingerprint
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    mine = b"" if own is None else own.told.digest
-    found = agreed_bytes("load", values, mine.ljust(16), group=members, problem=problem)
+    mine = bytes(17) if own is None else own.told.digest + bytes([own.has_ties])
+    found = agreed_bytes("load", values, mine, group=members, problem=problem)
     assert own is not None
-    joined = _joined(own.told, found, members)
+    joined = _joined(own.told, [one[:-1] for one in found], members)
     if wishes.strict:
         check_keys(joined.missing, joined.unexpected, own.matched.wanted, own.saved.index)
     keys = LoadedKeys(own.matched.keys.missing, joined.unexpected, own.matched.keys.converted)
@@ -215,7 +225,9 @@ def _agreed_job(
         _target(name, wish, layout, own, wishes.dtype)
         for name, (wish, layout) in joined.wishes.items()
     ]
-    return _Job(own.saved.index, own.state, _without_tied(targets, members), keys)
+    if any(one[-1] for one in found):
+        targets = _without_tied(targets, members)
+    return _Job(own.saved.index, own.state, targets, keys)
 
 
 def _own(state: object, saved: SavedState, wishes: _Wishes, members: Communicator) -> _Own:
@@ -247,13 +259,15 @@ def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Join
 
 def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
     """With the memory of this rank; none, if others want the tensor and this one does not."""
-    shards: Sequence[torch.Tensor] = ()
-    if name in own.tensors:
-        tensor = own.tensors[name]
-        shards = tensor._state.shards if isinstance(tensor, ShardedTensor) else (tensor,)
+    shards = _shards(own.tensors[name]) if name in own.tensors else ()
     via = None if name in own.state.counts else dtype
-    local = tuple(shard.detach() for shard in shards)
-    return Target(name, layout, local, wish.dtype, wish.mosaic, via)
+    return Target(name, layout, shards, wish.dtype, wish.mosaic, via)
+
+
+def _shards(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """This rank's memory of a tensor, without autograd."""
+    held = tensor._state.shards if isinstance(tensor, ShardedTensor) else (tensor,)
+    return tuple(shard.detach() for shard in held)
 
 
 def _check_has_checksums(index: Index) -> None:
@@ -269,12 +283,10 @@ def _check_has_checksums(index: Index) -> None:
 def _without_tied(targets: Sequence[Target], members: Communicator) -> list[Target]:
     """Of targets that share memory the last; ranks that hold nothing of them hear of it."""
     places: dict[object, int] = {}
-    for number, target in enumerate(targets):
-        places[target.memory or number] = number
-    last = [places[target.memory or number] for number, target in enumerate(targets)]
-    has_ties = len(places) < len(targets)
-    if not any(agreed_numbers("load", {}, int(has_ties), group=members)):
-        return list(targets)
+    known = [memory_of(target.shards) or number for number, target in enumerate(targets)]
+    for number, memory in enumerate(known):
+        places[memory] = number
+    last = [places[memory] for memory in known]
     if len(members.ranks) > 1:
         numbers = torch.tensor(last, device=members.wire_device)
         members.all_reduce(numbers, "max")

@@ -50,8 +50,15 @@ class Window:
     start: tuple[int, ...]
     dims: tuple[int, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether places in it are those in the saved tensor."""
+        return self.start == self.into.start and self.dims == tuple(range(len(self.dims)))
+
     def source_of(self, box: Box) -> Box:
         """Where a part of `into` is in the saved tensor."""
+        if self.is_plain:
+            return box
         low = list(self.start)
         high = list(self.start)
         for d, dim in enumerate(self.dims):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.index import Index, SavedPiece, SavedTensor
     from shardwise.geometry import Box
 
-__all__ = ["Reader", "check_file"]
+__all__ = ["Reader", "check_file", "slices_in"]
 
 _STEP = 1 << 23  # bytes that are hashed or converted at a time
 
@@ -46,7 +46,8 @@ class Reader:
             piece = tensor.piece(number)
             common = box & piece.box
             assert common is not None
-            self._read_part(tensor, piece, common, out[common.relative_to(box).slices()], via)
+            view = out if common == box else out[slices_in(common, box)]
+            self._read_part(tensor, piece, common, view, via)
 
     def overlapping(self, name: str, box: Box) -> list[int]:
         """The numbers of a tensor's saved boxes that have elements in common with `box`."""
@@ -86,14 +87,13 @@ class Reader:
     ) -> None:
         """`out` becomes `part` of a piece."""
         self.bytes_read += part.volume * tensor.dtype.itemsize
-        within = part.relative_to(piece.box)
         is_plain = out.is_contiguous() and out.device.type == "cpu" and out.dtype == tensor.dtype
         is_plain = is_plain and piece.strides is None and not _is_rounded(tensor.dtype, out, via)
-        if is_plain and _is_run(within, piece.box.shape):
-            start = piece.start + _first(within, piece.box.shape) * tensor.dtype.itemsize
+        if is_plain and _is_run(part, piece.box):
+            start = piece.start + _first(part, piece.box) * tensor.dtype.itemsize
             self._read_run(piece.file, start, out)
         else:
-            _convert(self._mapped(tensor, piece)[within.slices()], out, via)
+            _convert(self._mapped(tensor, piece)[slices_in(part, piece.box)], out, via)
 
     def _read_run(self, file: int, start: int, out: torch.Tensor) -> None:
         handle = self._opened(file)
@@ -124,7 +124,22 @@ class Reader:
             except OSError as error:
                 raise _absent(self.index, file, error) from error
             self._check_size(file)
+            self._check_header(file)
         return self._open[file]
+
+    def _check_header(self, file: int) -> None:
+        """Raises unless the file's header ends where the index says that data begins."""
+        if self.index.kind != "shardwise":
+            return  # of others the index was made of the headers
+        end = 8 + int.from_bytes(os.pread(self._open[file], 8, 0), "little")
+        if end != self.index.data_starts[file]:
+            raise DamagedError(
+                f"file {self.index.files[file].name!r} of {str(self.index.path)!r}",
+                expected=f"a header of {self.index.data_starts[file]} bytes",
+                got=end,
+                fix="It is of another checkpoint, or damaged; take it from where it came from "
+                "again.",
+            )
 
     def _check_size(self, file: int) -> None:
         _check_size(self.index, file, os.fstat(self._open[file]).st_size)
@@ -142,6 +157,14 @@ class Reader:
         for handle in self._open.values():
             os.close(handle)
         self._open.clear()
+
+
+def slices_in(part: Box, box: Box) -> tuple[slice, ...]:
+    """Index that cuts a part of a box out of a tensor of the box."""
+    return tuple(
+        slice(low - origin, high - origin)
+        for low, high, origin in zip(part.start, part.stop, box.start, strict=True)
+    )
 
 
 def check_file(index: Index, file: int) -> None:
@@ -193,19 +216,19 @@ def _convert(source: torch.Tensor, out: torch.Tensor, via: torch.dtype | None) -
         out[start : start + length].copy_(source[start : start + length].to(via))
 
 
-def _is_run(part: Box, shape: tuple[int, ...]) -> bool:
-    """Whether a box is one run of elements in a row-major array of `shape`."""
+def _is_run(part: Box, box: Box) -> bool:
+    """Whether a part of a box is one run of its elements in row-major order."""
     is_whole = True  # whether all dims behind this one are taken whole
-    for size, length in zip(reversed(part.shape), reversed(shape), strict=True):
+    for size, length in zip(reversed(part.shape), reversed(box.shape), strict=True):
         if not is_whole and size != 1:
             return False
         is_whole = is_whole and size == length
     return True
 
 
-def _first(part: Box, shape: tuple[int, ...]) -> int:
-    """The position of a box's first element in a row-major array of `shape`."""
+def _first(part: Box, box: Box) -> int:
+    """The position of a part's first element among those of a box in row-major order."""
     position = 0
-    for start, length in zip(part.start, shape, strict=True):
-        position = position * length + start
+    for start, origin, length in zip(part.start, box.start, box.shape, strict=True):
+        position = position * length + start - origin
     return position

@@ -9,6 +9,7 @@ get the values.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Lot", "Range", "filled_rows", "lots", "shard_of_box", "single_rows"]
 
 _LEAST = 1 << 16  # bytes that a rank reads of a box, if others could
+_MOST_KNOWN = 1024  # answers that are kept: many tensors have one layout
 _MOST_READERS = 64  # of a box: each of them sends to all other owners
 
 
@@ -89,19 +91,20 @@ def _by_box(layout: Layout) -> Iterator[Ints]:
     yield from np.split(rows, np.flatnonzero(box[1:] != box[:-1]) + 1)
 
 
-def single_rows(layout: Layout, rank: int) -> list[int]:
+@lru_cache(maxsize=_MOST_KNOWN)
+def single_rows(layout: Layout, rank: int) -> tuple[int, ...]:
     """The entries of a rank that get values and that nobody else holds."""
     if layout.has_every_box_once:
         rows = layout.rows_of(rank)
-        full: list[int] = rows[layout.boxes.is_full[rows]].tolist()
-        return full
-    return [
+        return tuple(rows[layout.boxes.is_full[rows]].tolist())
+    return tuple(
         int(rows[0])
         for rows in _by_box(layout)
         if len(rows) == 1 and int(layout.owners[rows[0]]) == rank
-    ]
+    )
 
 
+@lru_cache(maxsize=_MOST_KNOWN)
 def shard_of_box(layout: Layout, rank: int) -> dict[int, int]:
     """Which local shard of a rank is the box whose first entry that gets values is the key."""
     shards = {row: number for number, row in enumerate(layout.rows_of(rank).tolist())}
@@ -115,17 +118,22 @@ def shard_of_box(layout: Layout, rank: int) -> dict[int, int]:
 
 def lots(
     layout: Layout, itemsize: int, *, turn: int = 0, max_bytes: int | None = None
-) -> list[Lot]:
+) -> tuple[Lot, ...]:
     """The boxes that several ranks hold, in ranges; a lot has at most `max_bytes`.
 
     `turn` is the number of the tensor, by which ranks take turns to read small boxes.
     """
+    return _lots(layout, itemsize, turn % _MOST_READERS, max_bytes)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _lots(layout: Layout, itemsize: int, turn: int, max_bytes: int | None) -> tuple[Lot, ...]:
     if layout.has_every_box_once:
-        return []
+        return ()
     shared = [rows for rows in _by_box(layout) if len(rows) > 1]
     ranges = [one for rows in shared for one in _ranges(layout, rows, itemsize, turn)]
     if max_bytes is None:
-        return [Lot(tuple(ranges))] if ranges else []
+        return (Lot(tuple(ranges)),) if ranges else ()
     most = max(max_bytes // itemsize, 1)
     found: list[list[Range]] = []
     room = 0
@@ -137,7 +145,7 @@ def lots(
                 room = most
             found[-1].append(Range(one.row, start, stop, one.owners, one.reader))
             room -= stop - start
-    return [Lot(tuple(some)) for some in found]
+    return tuple(Lot(tuple(some)) for some in found)
 
 
 def _ranges(layout: Layout, rows: Ints, itemsize: int, turn: int) -> Iterator[Range]:
