@@ -7,10 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.checkpoint.collecting import Brought, Described, all_alike, bring, merge, reduced
+from shardwise.checkpoint import collecting
+from shardwise.checkpoint.collecting import Brought, Described, all_alike, merge, reduced
 from shardwise.checkpoint.structure import flatten
+from shardwise.comm.alone import ALONE
 from shardwise.errors import AgreementError, CheckpointError
 from shardwise.geometry import Box, Layout
+
+
+def bring(state: Any) -> Brought:
+    return collecting.bring(flatten(state), ALONE)
+
 
 ROWS = Layout((4, 2), [Box((0, 0), (1, 2)), Box((1, 0), (4, 2))], [2, 0])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import shardwise
-from shardwise.checkpoint import AsyncSave, load_index, save
+from shardwise.checkpoint import AsyncSave, load, load_index, save
 from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.structure import unflatten
@@ -70,7 +72,7 @@ def errors_on_ranks(world_size: int, run: Callable[[int], Any]) -> list[Exceptio
     return simulate(caught, world_size).results
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(settings().max_examples // 2, 200))
 @given(
     st.lists(st.tuples(layouts(), st.sampled_from(DTYPES)), min_size=1, max_size=4), st.booleans()
 )
@@ -283,8 +285,16 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_all_ranks(tmp_path: Path, p
     assert os.listdir(tmp_path) == ["mine"]
 
 
+@pytest.mark.parametrize(
+    "next_call",
+    [
+        lambda folder: save({"w": torch.ones(2)}, folder / "ck"),
+        lambda folder: load({"w": torch.ones(2)}, folder / "ck"),
+    ],
+    ids=["save", "load"],
+)
 def test_an_error_in_the_background_reaches_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_call: Callable[[Path], object]
 ) -> None:
     def broken(self: FileWriter, data: memoryview) -> None:
         raise OSError(errno.EIO, "broken")
@@ -294,7 +304,7 @@ def test_an_error_in_the_background_reaches_the_next_call(
     handle._is_over.wait()
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="failed: broken"):
-        save({"w": torch.ones(2)}, tmp_path / "ck")
+        next_call(tmp_path)
     save({"w": torch.ones(2)}, tmp_path / "ck")  # it was told once
     with pytest.raises(CheckpointError, match="failed: broken"):
         handle.wait()
@@ -322,6 +332,21 @@ def test_an_async_save_beyond_its_staging_is_written_at_once(tmp_path: Path) -> 
     handle.wait()
     found = read_back(tmp_path / "ck")
     assert [found[name].tolist() for name in state] == [[float(k)] * 8 for k in range(4)]
+
+
+@pytest.mark.long
+def test_the_interpreter_ends_when_a_save_in_the_background_is_over(tmp_path: Path) -> None:
+    code = f"""
+import time, torch
+from shardwise.checkpoint import save
+from shardwise.checkpoint.writing import FileWriter
+write = FileWriter.write
+FileWriter.write = lambda *args: time.sleep(0.3) or write(*args)
+handle = save({{"w": torch.ones(3)}}, {str(tmp_path / "ck")!r}, async_op=True)
+assert not handle.done()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert read_back(tmp_path / "ck")["w"].tolist() == [1, 1, 1]
 
 
 def test_a_simulated_failure_is_no_deadlock(tmp_path: Path) -> None:

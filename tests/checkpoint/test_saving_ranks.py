@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 import shardwise
 from shardwise.checkpoint import background, committing, load_index, save, saving
-from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.writing import FileWriter
 from shardwise.errors import CheckpointError, RankFailure
@@ -152,29 +151,39 @@ def test_an_error_in_the_background_of_one_rank_is_told_on_all(tmp_path: Path) -
 
 
 def _read_by_dcp(rank: int, folder: str) -> None:
-    state = {
-        "rows": shardwise.distribute(FULL, shardwise.chunk(0, sizes=[5, 3])),
-        "grid": shardwise.distribute(FULL, shardwise.grid([2, 2], ranks=[1, 0, 0, 1])),
-        "plain": torch.arange(3.0),
-    }
-    save(state, f"{folder}/ck")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of DCP
         from torch.distributed.checkpoint import state_dict_loader
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import DTensor, Shard, zeros
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
 
         mesh = init_device_mesh("cpu", (2,))
-        columns = zeros(8, 5, device_mesh=mesh, placements=[Shard(1)])
-        target = {"rows": columns, "grid": torch.zeros(8, 5), "plain": torch.zeros(3)}
-        state_dict_loader.load(target, storage_reader=HuggingFaceStorageReader(f"{folder}/ck"))
-    assert isinstance(columns, DTensor)
-    assert torch.equal(columns.full_tensor(), FULL)
-    assert torch.equal(target["grid"], FULL)
+        columns = distribute_tensor(FULL, mesh, [Shard(1)])
+        state = {
+            "rows": shardwise.distribute(FULL, shardwise.chunk(0, sizes=[5, 3])),
+            "grid": shardwise.distribute(FULL, shardwise.grid([2, 2], ranks=[1, 0, 0, 1])),
+            "plain": torch.arange(3.0),
+            "columns": columns,
+            "tied": columns.detach(),
+            "copies": distribute_tensor(FULL, mesh, [Replicate()]),
+        }
+        save(state, f"{folder}/ck")
+        del state["tied"]  # which DCP cannot know to be the same
+        target = {name: torch.zeros(tensor.shape) for name, tensor in state.items()}
+        rows = zeros(8, 5, device_mesh=mesh, placements=[Shard(0)])
+        reader = HuggingFaceStorageReader(f"{folder}/ck")
+        state_dict_loader.load({**target, "columns": rows}, storage_reader=reader)
+    for name in ("rows", "grid", "copies"):
+        assert torch.equal(target[name], FULL), name
+    assert torch.equal(rows.full_tensor(), FULL)
     assert target["plain"].tolist() == [0, 1, 2]
 
 
 def test_dcp_reads_a_sharded_folder_into_plain_tensors_and_dtensors(tmp_path: Path) -> None:
     shardwise.run_local(_read_by_dcp, 2, str(tmp_path))
-    assert (tmp_path / "ck" / INDEX_NAME).exists()
+    index = load_index(tmp_path / "ck")
+    assert index.tensors["tied"].starts.tolist() == index.tensors["columns"].starts.tolist()
+    assert len(index.tensors["columns"].boxes) == 2
+    assert len(index.tensors["copies"].boxes) == 1
+    assert torch.equal(read(tmp_path / "ck", "tied"), FULL)

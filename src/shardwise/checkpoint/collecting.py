@@ -19,8 +19,8 @@ import torch
 
 from shardwise._torch_compat import storage_key
 from shardwise.checkpoint.dtypes import code_of
+from shardwise.checkpoint.leaves import sharded_leaf
 from shardwise.checkpoint.placing import Wanted
-from shardwise.checkpoint.structure import Flat, flatten
 from shardwise.comm.agreement import by_rank
 from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError, CheckpointError
@@ -32,6 +32,8 @@ from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from shardwise.checkpoint.structure import Flat
+    from shardwise.comm.communicator import Communicator
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["Brought", "Described", "Merged", "all_alike", "bring", "merge", "reduced"]
@@ -92,22 +94,24 @@ def _digest(value: object, size: int) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-def bring(state: object) -> Brought:
+def bring(flat: Flat, members: Communicator) -> Brought:
     """What this rank has; raises about what cannot be saved."""
-    flat = flatten(state)
     sharded: dict[str, ShardedTensor] = {}
     plain: dict[str, torch.Tensor] = {}
     tensors = {}
-    for name, tensor in flat.tensors.items():
-        code_of(tensor.dtype, name)
-        _check_strided(name, tensor)
+    for name, given in flat.tensors.items():
+        code_of(given.dtype, name)
+        _check_strided(name, given)
+        tensor = sharded_leaf(given, members)
         if isinstance(tensor, ShardedTensor):
             tensors[name] = _described(live_state(tensor))
             sharded[name] = tensor
         else:
             tensors[name] = Described(tensor.dtype, tuple(tensor.shape), None)
             plain[name] = tensor.detach()
-    return Brought(flat.structure, tensors, sharded, plain, _tied(flat, tensors))
+    held = {name: sharded[name]._state.carriers for name in sharded}
+    held |= {name: (tensor,) for name, tensor in plain.items()}
+    return Brought(flat.structure, tensors, sharded, plain, _tied(tensors, held))
 
 
 def _check_strided(name: str, tensor: torch.Tensor) -> None:
@@ -128,16 +132,17 @@ def _described(state: State) -> Described:
     return Described(state.dtype, state.layout.shape, state.layout, ranks)
 
 
-def _tied(flat: Flat, tensors: Mapping[str, Described]) -> dict[str, str]:
+def _tied(
+    tensors: Mapping[str, Described], held: Mapping[str, Sequence[torch.Tensor]]
+) -> dict[str, str]:
     """Names of tensors that are the memory of an earlier one, and that one's name."""
     first: dict[object, str] = {}
     found = {}
-    for name, tensor in flat.tensors.items():
+    for name, tensor in tensors.items():
         if 0 in tensor.shape:
             continue
-        held = tensor._state.carriers if isinstance(tensor, ShardedTensor) else (tensor,)
-        memory = [(storage_key(t), t.storage_offset(), t.shape, t.stride()) for t in held]
-        key = (tensors[name].key, tuple(memory))
+        memory = [(storage_key(t), t.storage_offset(), t.shape, t.stride()) for t in held[name]]
+        key = (tensor.key, tuple(memory))
         if first.setdefault(key, name) != name:
             found[name] = first[key]
     return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.arguments import items, whole_number
+from shardwise.checkpoint.background import background_of
 from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
@@ -204,6 +205,7 @@ def _agreed_job(
     own: _Own | None = None
     try:
         wishes.check()
+        background_of(members).settle()  # what went wrong in a save, and what it saves
         own = _own(state, SavedState(open_index()), wishes, members)
         values["checkpoint"] = own.saved.index.fingerprint
     except Exception as error:  # whatever it is, the other ranks want to know
