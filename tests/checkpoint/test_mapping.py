@@ -116,7 +116,7 @@ def test_all_problems_of_a_map_come_in_one_error() -> None:
     with pytest.raises(CheckpointError) as caught:
         sources_of(["lin.weight", "lin.bias"], rules)  # type: ignore[arg-type]  # which is the point
     text = str(caught.value)
-    assert "map of load, 5 problems:" in text
+    assert "map, 5 problems:" in text
     assert "'lin.weigth' fits nothing in the state. Nearest: 'lin.weight'" in text
     assert "'b.*.*' has more * than the pattern" in text
     assert "'lin.weight' fits 2 patterns: 'lin.*', '*.weight'" in text
