@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RANK, FIRST = "a rank", "the first rank"
 SIZES = (16, 128, 1024)  # ranks
 QUICK_SIZES = (4, 16)
-NUM_TENSORS = 2000
+NUM_TENSORS, QUICK_TENSORS = 2000, 100
 NUM_SHAPES = 12  # of the tensors of a layer
 NUM_REPLICAS = 4
 LIMIT_S = 1.0
@@ -84,11 +84,11 @@ def reports_of(placing: Placing) -> dict[int, Ints]:
     return found
 
 
-def case(name: str, num_ranks: int) -> Case:
+def case(name: str, num_ranks: int, num_tensors: int) -> Case:
     layouts = [LAYOUTS[name]((1024 * (k + 1), 128), num_ranks) for k in range(NUM_SHAPES)]
     wanted = [
         Wanted(f"layers.{n // NUM_SHAPES}.weight_{n % NUM_SHAPES}", layout, torch.bfloat16)
-        for n, layout in ((n, layouts[n % NUM_SHAPES]) for n in range(NUM_TENSORS))
+        for n, layout in ((n, layouts[n % NUM_SHAPES]) for n in range(num_tensors))
     ]
     placing = plan_rank(wanted, num_ranks)
     assert sum(file.nbytes for file in placing.files) == sum(
@@ -103,15 +103,15 @@ def case(name: str, num_ranks: int) -> Case:
     return Case(name, systems, size=num_ranks, counts=counts)
 
 
-def plan(sizes: tuple[int, ...]) -> Iterator[Callable[[], Case]]:
+def plan(sizes: tuple[int, ...], num_tensors: int) -> Iterator[Callable[[], Case]]:
     for name in LAYOUTS:
-        yield from (partial(case, name, size) for size in sizes)
+        yield from (partial(case, name, size, num_tensors) for size in sizes)
 
 
 def main() -> None:
     options = parse_options(__doc__ or "")
     report = Report("checkpoint_planning", options)
-    report.run(plan(QUICK_SIZES if options.quick else SIZES))
+    report.run(plan(QUICK_SIZES, QUICK_TENSORS) if options.quick else plan(SIZES, NUM_TENSORS))
     for name in LAYOUTS:
         for system in (RANK, FIRST):
             report.check_bar(name, size=SIZES[-1], system=system, limit_s=LIMIT_S)

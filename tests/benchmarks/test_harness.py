@@ -349,6 +349,12 @@ def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path)
     assert rows["counts"]["bytes moved"] == rows["counts"]["lower bound"]
 
 
+def test_checkpoint_planning_benchmark_prints_its_table(tmp_path: Path) -> None:
+    printed, _ = run_quickly("checkpoint_planning", tmp_path)
+    for text in ("rows, 4 replicas", "the first rank", "bytes of the index"):
+        assert text in printed
+
+
 def test_planning_benchmark_stops_where_dcp_finds_other_pieces() -> None:
     pair = Pair.of("irregular 2-D", 100)
     items = dcp(pair, pair.target.boxes)()

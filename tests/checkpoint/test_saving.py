@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +72,7 @@ def errors_on_ranks(world_size: int, run: Callable[[int], Any]) -> list[Exceptio
     return simulate(caught, world_size).results
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(settings().max_examples // 2, 200))
 @given(
     st.lists(st.tuples(layouts(), st.sampled_from(DTYPES)), min_size=1, max_size=4), st.booleans()
 )
@@ -330,6 +332,21 @@ def test_an_async_save_beyond_its_staging_is_written_at_once(tmp_path: Path) -> 
     handle.wait()
     found = read_back(tmp_path / "ck")
     assert [found[name].tolist() for name in state] == [[float(k)] * 8 for k in range(4)]
+
+
+@pytest.mark.long
+def test_the_interpreter_ends_when_a_save_in_the_background_is_over(tmp_path: Path) -> None:
+    code = f"""
+import time, torch
+from shardwise.checkpoint import save
+from shardwise.checkpoint.writing import FileWriter
+write = FileWriter.write
+FileWriter.write = lambda *args: time.sleep(0.3) or write(*args)
+handle = save({{"w": torch.ones(3)}}, {str(tmp_path / "ck")!r}, async_op=True)
+assert not handle.done()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert read_back(tmp_path / "ck")["w"].tolist() == [1, 1, 1]
 
 
 def test_a_simulated_failure_is_no_deadlock(tmp_path: Path) -> None:

@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise.arguments import items, whole_number
-<<<<<<< HEAD
 from shardwise.checkpoint.background import background_of
-from shardwise.checkpoint.fetching import Target, fetch, meet, verify_pieces
-=======
 from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
->>>>>>> loading
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
 from shardwise.checkpoint.leaves import sharded_leaf

@@ -1,10 +1,15 @@
-"""Reading boxes of saved tensors: only the bytes that lie in them."""
+"""Reading boxes of saved tensors: only the bytes that lie in them.
+
+[Note: windows of a file] What is one run of bytes, and needs no conversion, is read straight into
+the tensor. The rest is copied from the file mapped into memory, a few MiB of the file at a time:
+what a process has looked at of a mapped file counts as its memory until it says that it is done.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Reader", "check_file", "slices_in"]
 
 _STEP = 1 << 23  # bytes that are hashed or converted at a time
+_WINDOW = 1 << 24  # bytes of a mapped file that are looked at before they are let go
 
 
 class Reader:
@@ -93,7 +99,10 @@ class Reader:
             start = piece.start + _first(part, piece.box) * tensor.dtype.itemsize
             self._read_run(piece.file, start, out)
         else:
-            _convert(self._mapped(tensor, piece)[slices_in(part, piece.box)], out, via)
+            source = self._mapped(tensor, piece)[slices_in(part, piece.box)]
+            for rows in _windows(source):
+                _convert(source[rows], out[rows], via)
+                self._let_go(piece)
 
     def _read_run(self, file: int, start: int, out: torch.Tensor) -> None:
         handle = self._opened(file)
@@ -116,6 +125,12 @@ class Reader:
         if piece.strides is None:
             return elements.view(piece.box.shape)
         return elements.as_strided(piece.box.shape, piece.strides)
+
+    def _let_go(self, piece: SavedPiece) -> None:
+        """Takes a piece out of this process's memory; it stays in the system's."""
+        first = piece.start // mmap.PAGESIZE * mmap.PAGESIZE
+        length = piece.start + piece.nbytes - first
+        self._maps[piece.file].madvise(mmap.MADV_DONTNEED, first, length)
 
     def _opened(self, file: int) -> int:
         if file not in self._open:
@@ -197,6 +212,15 @@ def _wrong_size(index: Index, file: int, size: object) -> DamagedError:
         got=size,
         fix="It is cut off or was changed; take it from where it came from again.",
     )
+
+
+def _windows(source: torch.Tensor) -> list[Any]:
+    """Indices of parts of a mapped tensor, each of which spans few bytes of the file."""
+    if source.ndim == 0:
+        return [...]
+    span = source.stride(0) * source.itemsize
+    rows = max(_WINDOW // max(span, 1), 1)
+    return [slice(start, start + rows) for start in range(0, len(source), rows)]
 
 
 def _is_rounded(saved: torch.dtype, out: torch.Tensor, via: torch.dtype | None) -> bool:

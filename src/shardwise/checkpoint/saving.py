@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.collecting import Merged
     from shardwise.checkpoint.placing import PlacedPiece, Placing
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry.box import Ints
     from shardwise.sharded_tensor.tensor import ShardedTensor
 
@@ -110,7 +111,7 @@ def save(
     written before the call returns. A save while another one is under way in the group waits for
     it, or with `if_busy="raise"` fails; what went wrong in the background is raised by the next
     save or load, or by the handle's `wait()`. `progress` shows a bar on the first rank: by default
-    on a terminal.
+    on a terminal, and not in the background.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -133,7 +134,7 @@ def save(
         problem = problem or error
     arguments = {"path": str(target.path), "max_bytes": max_bytes, "async_op": bool(async_op)}
     merged, token = _agreed(brought, members, arguments, problem)
-    job = _job(brought, merged, Aside(target, token), members, Staging(max_bytes))
+    job = _job(brought, merged, Aside(target, token), members, max_bytes)
     _LOGGER.info(
         "saving %d tensors, %s, of which %s by rank %d, to %s (planned in %.3f s)",
         len(job.placing.tensors),
@@ -152,7 +153,7 @@ def save(
     except Exception as error:  # which all ranks hear when they meet in the background
         job.problem = _told(error, job, members.rank)
     _LOGGER.info("staged in %.3f s; the tensors may change", time.monotonic() - began)
-    return background.start(lambda: _finish(job, own, writing, progress))
+    return background.start(lambda: _finish(job, own, writing, progress or False))
 
 
 # -- before anything is written ----------------------------------------------------------------
@@ -237,10 +238,10 @@ class _Job:
 
 
 def _job(
-    brought: Brought, merged: Merged, aside: Aside, members: Communicator, staging: Staging
+    brought: Brought, merged: Merged, aside: Aside, members: Communicator, max_bytes: int | None
 ) -> _Job:
     """What this rank writes; nothing is written yet. Reduces what is pending."""
-    sharded = _reduced(brought.sharded, merged)
+    sharded = _reduced(brought.sharded, merged, max_bytes)
     placing = place(merged.wanted, tuple(members.ranks))
     files = []
     for number, file in enumerate(placing.files):
@@ -249,26 +250,25 @@ def _job(
             tensors = [_local(piece, brought, sharded) for piece in pieces]
             header = header_of(pieces, is_unsharded=placing.is_unsharded)
             files.append(_File(placing.file_names[number], header, pieces, tensors))
-    return _Job(merged, placing, aside, files, staging)
+    return _Job(merged, placing, aside, files, Staging(max_bytes))
 
 
-def _reduced(sharded: Mapping[str, ShardedTensor], merged: Merged) -> dict[str, ShardedTensor]:
+def _reduced(
+    sharded: Mapping[str, ShardedTensor], merged: Merged, max_bytes: int | None
+) -> dict[str, ShardedTensor]:
     """The sharded tensors with nothing pending. Ranks of a tensor's group come together."""
     found = dict(sharded)
     layouts = {one.name: one.layout for one in merged.wanted}
-    pending = [
-        name
-        for name in sorted(sharded)
-        if name in layouts and sharded[name]._state.layout.pending is not None
-    ]
-    groups: dict[object, list[str]] = {}
-    for name in pending:
-        groups.setdefault(sharded[name]._state.comm.ranks, []).append(name)
+    groups: dict[GroupRanks, list[str]] = {}
+    for name in sorted(sharded.keys() & layouts):
+        state = sharded[name]._state
+        if state.layout.pending is not None:
+            groups.setdefault(state.comm.ranks, []).append(name)
     with torch.no_grad():
         for names in groups.values():
-            found.update(
-                reshard_all({name: sharded[name] for name in names}, {n: layouts[n] for n in names})
-            )
+            tensors = {name: sharded[name] for name in names}
+            targets = {name: layouts[name] for name in names}
+            found.update(reshard_all(tensors, targets, max_bytes=max_bytes, progress=False))
     return found
 
 
