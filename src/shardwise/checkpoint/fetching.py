@@ -12,6 +12,7 @@ import torch
 
 from shardwise.checkpoint.reading import slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
+from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
@@ -140,15 +141,20 @@ def fetch(
     total = sum(shard.nbytes for _, _, shard in own) + sum(one.nbytes for one in passings)
     with progress_bar("loading", total, members, show=progress) as done:
         with meet("load", members, is_partly_loaded=True):
-            for target, box, shard in own:
-                _read(reader, target, box, shard)
-                done(shard.nbytes)
+            for nbytes in in_threads(partial(_read_own, reader), own, num_threads(members)):
+                done(nbytes)
         for step in in_steps(passings, least=_LEAST, most=cap):
             _pass_on(step, reader, members, cap)
             done(sum(one.nbytes for one in step))
     for target in targets:
         _set_terms(target, members.rank)
         count_writes(target.shards)
+
+
+def _read_own(reader: Reader, own: tuple[Target, Box, torch.Tensor]) -> int:
+    target, box, shard = own
+    _read(reader, target, box, shard)
+    return shard.nbytes
 
 
 def _own_reads(targets: Sequence[Target], rank: int) -> list[tuple[Target, Box, torch.Tensor]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any, Self
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -30,13 +31,27 @@ _STEP = 1 << 23  # bytes that are hashed or converted at a time
 _WINDOW = 1 << 24  # bytes of a mapped file that are looked at before they are let go
 
 
+class _MappedFile(NamedTuple):
+    """A file in memory, and where that is."""
+
+    memory: mmap.mmap
+    address: int
+
+    @classmethod
+    def of(cls, handle: int) -> _MappedFile:
+        # Copied on write, since torch warns of memory that cannot be written.
+        memory = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+        return cls(memory, np.frombuffer(memory, np.uint8).ctypes.data)
+
+
 class Reader:
-    """Reads from the files of a checkpoint, each of which is opened once."""
+    """Reads from the files of a checkpoint, each of which is opened once. Threads may share it."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self._lock = threading.Lock()
         self._open: dict[int, int] = {}
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, _MappedFile] = {}
         self.bytes_read = 0  # of tensors
         self.bytes_hashed = 0
 
@@ -92,7 +107,8 @@ class Reader:
         via: torch.dtype | None,
     ) -> None:
         """`out` becomes `part` of a piece."""
-        self.bytes_read += part.volume * tensor.dtype.itemsize
+        with self._lock:
+            self.bytes_read += part.volume * tensor.dtype.itemsize
         is_plain = out.is_contiguous() and out.device.type == "cpu" and out.dtype == tensor.dtype
         is_plain = is_plain and piece.strides is None and not _is_rounded(tensor.dtype, out, via)
         if is_plain and _is_run(part, piece.box):
@@ -102,7 +118,7 @@ class Reader:
             source = self._mapped(tensor, piece)[slices_in(part, piece.box)]
             for rows in _windows(source):
                 _convert(source[rows], out[rows], via)
-                self._let_go(piece)
+                self._let_go(piece.file, source[rows])
 
     def _read_run(self, file: int, start: int, out: torch.Tensor) -> None:
         handle = self._opened(file)
@@ -117,30 +133,34 @@ class Reader:
     def _mapped(self, tensor: SavedTensor, piece: SavedPiece) -> torch.Tensor:
         """A piece as a tensor on the file itself: only what is looked at is read."""
         handle = self._opened(piece.file)
-        if piece.file not in self._maps:
-            # Copied on write, since torch warns of memory that cannot be written.
-            self._maps[piece.file] = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
-        raw = np.frombuffer(self._maps[piece.file], np.uint8, piece.nbytes, piece.start)
+        with self._lock:
+            if piece.file not in self._maps:
+                self._maps[piece.file] = _MappedFile.of(handle)
+        memory = self._maps[piece.file].memory
+        raw = np.frombuffer(memory, np.uint8, piece.nbytes, piece.start)
         elements = torch.from_numpy(raw).view(tensor.dtype)
         if piece.strides is None:
             return elements.view(piece.box.shape)
         return elements.as_strided(piece.box.shape, piece.strides)
 
-    def _let_go(self, piece: SavedPiece) -> None:
-        """Takes a piece out of this process's memory; it stays in the system's."""
-        first = piece.start // mmap.PAGESIZE * mmap.PAGESIZE
-        length = piece.start + piece.nbytes - first
-        self._maps[piece.file].madvise(mmap.MADV_DONTNEED, first, length)
+    def _let_go(self, file: int, seen: torch.Tensor) -> None:
+        """Takes a part of a mapped file out of this process's memory; the system keeps it."""
+        one = self._maps[file]
+        first = (seen.data_ptr() - one.address) // mmap.PAGESIZE * mmap.PAGESIZE
+        steps = zip(seen.shape, seen.stride(), strict=True)
+        span = seen.itemsize * (1 + sum((size - 1) * step for size, step in steps))
+        one.memory.madvise(mmap.MADV_DONTNEED, first, min(span, len(one.memory) - first))
 
     def _opened(self, file: int) -> int:
-        if file not in self._open:
-            try:
-                self._open[file] = os.open(self.index.file_path(file), os.O_RDONLY)
-            except OSError as error:
-                raise _absent(self.index, file, error) from error
-            self._check_size(file)
-            self._check_header(file)
-        return self._open[file]
+        with self._lock:
+            if file not in self._open:
+                try:
+                    self._open[file] = os.open(self.index.file_path(file), os.O_RDONLY)
+                except OSError as error:
+                    raise _absent(self.index, file, error) from error
+                self._check_size(file)
+                self._check_header(file)
+            return self._open[file]
 
     def _check_header(self, file: int) -> None:
         """Raises unless the file's header ends where the index says that data begins."""
@@ -218,8 +238,7 @@ def _windows(source: torch.Tensor) -> list[Any]:
     """Indices of parts of a mapped tensor, each of which spans few bytes of the file."""
     if source.ndim == 0:
         return [...]
-    span = source.stride(0) * source.itemsize
-    rows = max(_WINDOW // max(span, 1), 1)
+    rows = max(_WINDOW // max(source.stride(0) * source.itemsize, 1), 1)
     return [slice(start, start + rows) for start in range(0, len(source), rows)]
 
 
