@@ -241,8 +241,9 @@ def convert(
 ) -> None:
     """Write a checkpoint anew: for other ranks, in another dtype or format.
 
-    Needs no GPU and does not hold the model. For one rank, without a plan, it writes a Hugging Face
-    folder; for more, rows of each tensor for each rank, or what the plan says.
+    Needs no GPU and does not hold the model. For one rank, without a plan,
+    it writes a Hugging Face folder; for more, rows of each tensor for each
+    rank, or what the plan says.
 
     \b
     Examples:
