@@ -28,6 +28,7 @@ from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import index_of_files
 from shardwise.checkpoint.saved_state import SavedState
 from shardwise.checkpoint.targets import find_targets
+from shardwise.checkpoint.threads import num_threads
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
 from shardwise.modules.filling import check_can_fill
@@ -145,7 +146,8 @@ def _load(
 ) -> LoadedKeys:
     members = group_of_tensors(_tensors_in(state, 0), process_group)
     job = _agreed_job(state, open_index, wishes, members)
-    with Reader(job.index) as reader, torch.no_grad():
+    most = {} if wishes.max_bytes is None else {"window": wishes.max_bytes // num_threads(members)}
+    with Reader(job.index, **most) as reader, torch.no_grad():
         if wishes.verify:
             verify_pieces(reader, [target.mosaic for target in job.targets], members)
         fetch(job.targets, reader, members, max_bytes=wishes.max_bytes, progress=progress)

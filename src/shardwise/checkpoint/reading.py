@@ -47,8 +47,9 @@ class _MappedFile(NamedTuple):
 class Reader:
     """Reads from the files of a checkpoint, each of which is opened once. Threads may share it."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, *, window: int = _WINDOW) -> None:
         self.index = index
+        self._window = max(min(window, _WINDOW), mmap.PAGESIZE)
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}
         self._maps: dict[int, _MappedFile] = {}
@@ -116,7 +117,7 @@ class Reader:
             self._read_run(piece.file, start, out)
         else:
             source = self._mapped(tensor, piece)[slices_in(part, piece.box)]
-            for rows in _windows(source):
+            for rows in _windows(source, self._window):
                 _convert(source[rows], out[rows], via)
                 self._let_go(piece.file, source[rows])
 
@@ -234,11 +235,11 @@ def _wrong_size(index: Index, file: int, size: object) -> DamagedError:
     )
 
 
-def _windows(source: torch.Tensor) -> list[Any]:
-    """Indices of parts of a mapped tensor, each of which spans few bytes of the file."""
+def _windows(source: torch.Tensor, most: int) -> list[Any]:
+    """Indices of parts of a mapped tensor; each spans `most` bytes of the file, or one row."""
     if source.ndim == 0:
         return [...]
-    rows = max(_WINDOW // max(source.stride(0) * source.itemsize, 1), 1)
+    rows = max(most // max(source.stride(0) * source.itemsize, 1), 1)
     return [slice(start, start + rows) for start in range(0, len(source), rows)]
 
 
