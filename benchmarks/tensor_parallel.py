@@ -17,7 +17,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from examples.gpt import GPT
+    from shardwise.demo.gpt import GPT
 
 __all__ = ["Enter", "Leave", "by_dtensor", "by_hand"]
 

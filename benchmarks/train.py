@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees on
 
 import torch
 import torch.distributed as dist
-from examples.gpt import GPT, Config, plan_of
 from torch import nn
 
 import shardwise
@@ -31,6 +30,7 @@ from benchmarks.ranks import clock, measure_on_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from benchmarks.tensor_parallel import by_dtensor, by_hand
 from benchmarks.whole_models import bars_of_sharding, shard
+from shardwise.demo.gpt import GPT, Config, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/train_gpt.py
 
-The model (examples/gpt.py) is plain torch. A plan says which parameter is cut how; shard_module
-carries it out, and the training loop below is the one that everybody writes. Half-way the model
+The model (`shardwise.demo.gpt`) is plain torch, and so is a step of training
+(`shardwise.demo.training`). A plan says which parameter is cut how, and shard_module carries it out. Half-way the model
 changes to another plan, optimizer state and all, and the loss goes on as if nothing had happened:
 on rank 0 the same model is trained without sharding, and the two losses stand side by side. At the
 end the model writes some text.
@@ -22,7 +22,6 @@ import argparse
 import copy
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees on
 
 import torch
 import torch.distributed as dist
-from examples.gpt import GPT, PLANS, Config, plan_of
 from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
 import shardwise
+from shardwise.demo.gpt import GPT, PLANS, Config, plan_of
+from shardwise.demo.training import Text, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TEXT = Path(__file__).with_name("data") / "tale.txt"
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -65,55 +64,6 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Text:
-    """A text as numbers, one per letter."""
-
-    def __init__(self, path: Path) -> None:
-        text = path.read_text()
-        self.letters = sorted(set(text))
-        self.ids = torch.tensor([self.letters.index(letter) for letter in text])
-
-    def batch(
-        self, size: int, length: int, generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pieces of the text, and the same one letter on: the same for the same generator."""
-        starts = torch.randint(len(self.ids) - length, (size,), generator=generator)
-        pieces = torch.stack([self.ids[start : start + length + 1] for start in starts.tolist()])
-        return pieces[:, :-1], pieces[:, 1:]
-
-    def words(self, ids: Sequence[int]) -> str:
-        return "".join(self.letters[number] for number in ids)
-
-
-class Trainer:
-    """A model and its optimizer; knows nothing of sharding."""
-
-    def __init__(self, model: nn.Module, dtype: str) -> None:
-        self.model = model
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
-        self.is_mixed = dtype == "bfloat16"
-        self.device = next(model.parameters()).device
-
-    def step(self, ids: torch.Tensor, targets: torch.Tensor) -> float:
-        mixed = torch.autocast(self.device.type, torch.bfloat16)
-        with mixed if self.is_mixed else nullcontext():
-            loss = self.model(ids.to(self.device), targets.to(self.device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item()  # type: ignore[no-any-return]
-
-    def state(self, step: int, generator: torch.Generator) -> dict[str, Any]:
-        """What a checkpoint has to hold, so that a run goes on as if it had not ended."""
-        return {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "step": step,
-            "generator": generator.get_state(),
-        }
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv)
     if "RANK" in os.environ:  # torchrun has started us
@@ -132,7 +82,7 @@ def train(options: argparse.Namespace) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     width = None if sys.stdout.isatty() else 100
     console = Console(quiet=rank != 0, highlight=False, width=width)
-    text = Text(TEXT)
+    text = Text()
     config = Config(vocabulary=len(text.letters))
 
     # Only rank 0 ever has the whole model; the others know its shapes.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from examples.gpt import GPT, Config, plan_of
 
 import shardwise
 from shardwise.comm.simulate import simulate
+from shardwise.demo.gpt import GPT, Config, plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from examples.gpt import GPT, PLANS, Config, plan_of
 from torch import nn
 
 import shardwise
 from shardwise.comm.simulate import simulate
+from shardwise.demo.gpt import GPT, PLANS, Config, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Layouts of one tensor, the way from one to another, and a tensor that goes it (`make demo`)."""
+"""Layouts of one tensor, the way from one to another, and a tensor that goes it (`make tour`)."""
 
 from __future__ import annotations
 

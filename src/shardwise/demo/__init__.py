@@ -1,0 +1,1 @@
+"""`shardwise demo`: a small GPT sharded, trained, resharded, saved, resumed and converted."""
