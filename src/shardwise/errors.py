@@ -23,6 +23,7 @@ ShardwiseError
 ├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
+├── MissingPackageError  ImportError     a package of an extra that is not installed
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
 ├── AgreementError       ValueError      ranks that passed different arguments, or wrong ones
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
@@ -50,6 +51,7 @@ __all__ = [
     "LayoutError",
     "LoadError",
     "MetadataError",
+    "MissingPackageError",
     "NamedDimError",
     "NotInitializedError",
     "OpError",
@@ -191,6 +193,10 @@ class OpError(ShardwiseError, RuntimeError):
 
 class LoadError(ShardwiseError, RuntimeError):
     """A saved tensor that does not fit this rank or its group, or a file that is damaged."""
+
+
+class MissingPackageError(ShardwiseError, ImportError):
+    """A package that this needs, and that only an extra of shardwise installs."""
 
 
 class NotInitializedError(ShardwiseError, RuntimeError):

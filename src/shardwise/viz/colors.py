@@ -13,7 +13,15 @@ from rich.style import Style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NUM_KEYS", "rank_color", "rank_keys", "rank_style", "sixteen_color_style"]
+__all__ = [
+    "NUM_KEYS",
+    "rank_color",
+    "rank_hex",
+    "rank_ink",
+    "rank_keys",
+    "rank_style",
+    "sixteen_color_style",
+]
 
 # Okabe and Ito's seven and a wine red: far apart for every kind of colour vision (a test measures
 # it), and readable beside each other on dark and on light grounds.
@@ -48,8 +56,17 @@ def rank_color(rank: int) -> Color:
 @lru_cache(maxsize=4096)
 def rank_style(rank: int) -> Style:
     """Bold text on the rank's colour, black or white, whichever has more contrast."""
-    color = rank_color(rank)
-    return Style(color="#000000" if _is_light(color) else "#ffffff", bgcolor=color, bold=True)
+    return Style(color=rank_ink(rank), bgcolor=rank_color(rank), bold=True)
+
+
+def rank_hex(rank: int) -> str:
+    """Colour of a rank as `#rrggbb`."""
+    return rank_color(rank).get_truecolor().hex
+
+
+def rank_ink(rank: int) -> str:
+    """Colour of text on a rank's colour, `#000000` or `#ffffff`."""
+    return "#000000" if _is_light(rank_color(rank)) else "#ffffff"
 
 
 @lru_cache(maxsize=64)
