@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from shardwise.testing.local_run import run_local
     from shardwise.transfer import TransferPlan, plan_reshard, relabel
-    from shardwise.viz import print_layout, print_plan
+    from shardwise.viz import print_layout, print_plan, save_picture
 
 __version__ = "0.1.0"
 
@@ -98,6 +98,7 @@ __all__ = [
     "reshard_all",
     "reshard_module",
     "run_local",
+    "save_picture",
     "set_check",
     "set_rng_state",
     "shard_module",
@@ -147,7 +148,7 @@ _HOMES = {
     ],
     "shardwise.testing.local_run": ["run_local"],
     "shardwise.transfer": ["TransferPlan", "plan_reshard", "relabel"],
-    "shardwise.viz": ["print_layout", "print_plan"],
+    "shardwise.viz": ["print_layout", "print_plan", "save_picture"],
 }
 _PACKAGES = {
     "comm",

@@ -3,7 +3,7 @@
 Knows geometry, transfer and rich, matplotlib only when a PNG or a PDF is wanted, and no torch.
 """
 
-from shardwise.viz.html_page import html_page
+from shardwise.viz.page import html_page
 from shardwise.viz.plan import PlanDrawing, draw_plan, print_plan
 from shardwise.viz.saving import save_picture
 from shardwise.viz.terminal import LayoutDrawing, draw_layout, print_layout

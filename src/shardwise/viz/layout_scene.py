@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.viz.bands import Bands
 
-__all__ = ["GAP", "Room", "layout_scene", "notes_scene", "plane_scene", "planes_scene"]
+__all__ = ["GAP", "Room", "layout_scene", "planes_scene"]
 
 GAP = 24  # pixels between neighbours
 _MOST_STRIPES = 16
@@ -90,7 +90,7 @@ def planes_scene(
     scenes, labels, notes = [], set[str](), list[str]()
     for plane in planes:
         tiles = tiles_of(plane, size=size, most=most, least=room.least)
-        scene, written = plane_scene(tiles, itemsize=itemsize)
+        scene, written = _plane_scene(tiles, itemsize=itemsize)
         labels |= written
         if plane.name is not None:
             scene = stack([Scene.line(plane.name, bold=True), scene])
@@ -100,16 +100,16 @@ def planes_scene(
     if (more := num_planes(regions) - len(planes)) > 0:
         notes.append(f"... and {more:,} more slices")
     pictures = flow(scenes, room=room.width, gap=GAP)
-    return pictures, notes_scene(regions, frozenset(labels), notes)
+    return pictures, _notes_scene(regions, frozenset(labels), notes)
 
 
-def notes_scene(regions: Regions, labels: frozenset[str], notes: Sequence[str] = ()) -> Scene:
+def _notes_scene(regions: Regions, labels: frozenset[str], notes: Sequence[str] = ()) -> Scene:
     """What the signs in the labels mean, below `notes`, each once."""
     signs = [note.plain for note in picture_notes(regions, keyed=False, labels=labels)]
     return stack([Scene.line(note, color=QUIET) for note in dict.fromkeys([*notes, *signs])])
 
 
-def plane_scene(tiles: Tiles, *, itemsize: int | None) -> tuple[Scene, set[str]]:
+def _plane_scene(tiles: Tiles, *, itemsize: int | None) -> tuple[Scene, set[str]]:
     """One plane with its labels and offsets, and the labels that were written."""
     regions = tiles.plane.regions
     polygons: list[Polygon] = []
@@ -148,11 +148,11 @@ def _region_polygons(
         fill=rank_hex(ranks[0]) if len(ranks) == 1 else None,
         edge=INK,
         dashed=regions.layout.pending is not None,
-        hover=region_in_words(regions, region, itemsize),
+        hover=_region_in_words(regions, region, itemsize),
     )
 
 
-def region_in_words(regions: Regions, region: int, itemsize: int | None) -> str:
+def _region_in_words(regions: Regions, region: int, itemsize: int | None) -> str:
     """`rank 0: [0:2, 0:6], 2 x 6, 48 B`."""
     start, stop = (ends[region].tolist() for ends in (regions.starts, regions.stops))
     index = ", ".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))

@@ -10,8 +10,8 @@ from shardwise.arguments import whole_number
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import Layout
 from shardwise.transfer import TransferPlan
-from shardwise.viz.html_page import html_page
 from shardwise.viz.layout_scene import Room, layout_scene
+from shardwise.viz.page import html_page
 from shardwise.viz.plan_scene import plan_scene
 from shardwise.viz.raster import raster_of
 from shardwise.viz.svg import svg_of
@@ -19,9 +19,9 @@ from shardwise.viz.svg import svg_of
 if TYPE_CHECKING:
     import os
 
-__all__ = ["PICTURE_SUFFIXES", "save_picture"]
+__all__ = ["save_picture"]
 
-PICTURE_SUFFIXES = (".html", ".svg", ".png", ".pdf")
+_SUFFIXES = (".html", ".svg", ".png", ".pdf")
 _WIDTH = 900
 _LAYOUT_ROOM = Room(width=_WIDTH, plane=(480, 360), most=(840, 720), least=6)
 _PLAN_ROOM = Room(width=_WIDTH, plane=(380, 260), most=(_WIDTH // 2 - 60, 560), least=5)
@@ -57,10 +57,10 @@ def save_picture(
     )
     target = Path(path)
     suffix = target.suffix.lower()
-    if suffix not in PICTURE_SUFFIXES:
+    if suffix not in _SUFFIXES:
         raise ArgumentValueError(
             "path of a picture",
-            expected=f"one that ends in {' or '.join(PICTURE_SUFFIXES)}",
+            expected=f"one that ends in {' or '.join(_SUFFIXES)}",
             got=repr(str(path)),
         )
     if not isinstance(picture_of, Layout | TransferPlan):

@@ -261,7 +261,7 @@ class LayoutView extends Canvas {
         context.strokeStyle = edge;
         context.strokeRect(...rectangle);
       }
-      this.label(context, this.layout.owners[owner], rectangle);
+      this.label(context, this.layout.owners[owner], rectangle, fade && !mine);
     }
     context.globalAlpha = 1;
     context.setLineDash([]);
@@ -288,7 +288,7 @@ class LayoutView extends Canvas {
     return this.patterns.get(owner);
   }
 
-  label(context, owner, [left, top, width, height]) {
+  label(context, owner, [left, top, width, height], faded = false) {
     if (height < 11 || width < 8) return;
     const several = owner.ranks.length > 1;
     context.font = "bold 12px system-ui, 'DejaVu Sans', sans-serif";
@@ -296,7 +296,7 @@ class LayoutView extends Canvas {
     if (text === undefined) return;
     context.textAlign = "center";
     const x = left + width / 2, y = top + height / 2;
-    if (several) {
+    if (several && !faded) {
       context.save();
       context.setLineDash([]);
       context.lineJoin = "round";
@@ -305,7 +305,7 @@ class LayoutView extends Canvas {
       context.strokeText(text, x, y);
       context.restore();
     }
-    context.fillStyle = several ? "#000" : data.ranks.inks[owner.ranks[0]];
+    context.fillStyle = faded ? css("--ink") : several ? "#000" : data.ranks.inks[owner.ranks[0]];
     context.fillText(text, x, y);
   }
 
@@ -331,7 +331,7 @@ class LayoutView extends Canvas {
         context.fillRect(left + (width * i) / peers.length, top, width / peers.length, height);
       });
       context.strokeStyle = css("--ink");
-      context.strokeRect(...rectangle);
+      if (width > 4 && height > 4) context.strokeRect(...rectangle);
       const others = peers.filter((peer) => peer !== state.rank).map(rankName);
       const names = [...(others.length < peers.length ? ["="] : [])];
       if (others.length) names.push((this.at === 0 ? "\u2192" : "\u2190") + others.join(","));
@@ -714,6 +714,8 @@ function build() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   addEventListener("resize", draw);
   draw();
+  const wanted = data.ranks.names.indexOf(location.hash.replace("#rank=", ""));
+  if (wanted >= 0) choose(wanted); // plan.html#rank=3
   document.body.dataset.ready = "yes";
 }
 
