@@ -40,6 +40,7 @@ __all__ = ["GAP", "Room", "layout_scene", "planes_scene"]
 GAP = 24  # pixels between neighbours
 _MOST_STRIPES = 16
 _TICK_SIZE = 10
+_LABEL_SIZES = (FONT_SIZE, 10, 8)  # fonts, the best first
 _ROW_HEIGHT = 18  # of the legend
 _LEGEND_COLUMNS = 4
 
@@ -112,26 +113,24 @@ def _notes_scene(regions: Regions, labels: frozenset[str], notes: Sequence[str] 
 def _plane_scene(tiles: Tiles, *, itemsize: int | None) -> tuple[Scene, set[str]]:
     """One plane with its labels and offsets, and the labels that were written."""
     regions = tiles.plane.regions
-    polygons: list[Polygon] = []
-    words: list[Words] = []
-    labels = set[str]()
-    for region, corners in zip(tiles.regions.tolist(), tiles.corners.tolist(), strict=True):
-        polygons += _region_polygons(regions, region, corners, itemsize)
-        label = _region_label(regions, region, corners)
-        if label is not None:
-            words.append(label)
-            labels.add(label.text)
+    placed = list(zip(tiles.regions.tolist(), tiles.corners.tolist(), strict=True))
+    polygons = [
+        polygon
+        for region, corners in placed
+        for polygon in _region_polygons(regions, region, corners, itemsize)
+    ]
+    words = _labels(regions, placed)
+    labels = {label.text for label in words}
     inside = Scene(tiles.width, tiles.height, tuple(polygons), tuple(words))
     margin = max((len(str(tick)) for tick in tiles.rows.ticks.tolist()), default=0)
     left = width_of("0", _TICK_SIZE) * margin + 6 if tiles.plane.ndim == 2 else 0
     top = _TICK_SIZE + 6 if tiles.plane.ndim else 0
     ticks = [*_row_ticks(tiles.rows, left, top)] if left else []
     ticks += [*_column_ticks(tiles.columns, left)] if top else []
-    placed = inside.moved(left, top)
+    moved = inside.moved(left, top)
     tail = width_of(str(tiles.plane.shape[1]), _TICK_SIZE) / 2
-    return Scene(
-        placed.width + tail, placed.height + 6, placed.polygons, placed.words + tuple(ticks)
-    ), labels
+    every = (*moved.words, *ticks)
+    return Scene(moved.width + tail, moved.height + 6, moved.polygons, every), labels
 
 
 def _region_polygons(
@@ -165,18 +164,31 @@ def _region_in_words(regions: Regions, region: int, itemsize: int | None) -> str
     return words if itemsize is None else f"{words}, {format_bytes(math.prod(sizes) * itemsize)}"
 
 
-def _region_label(regions: Regions, region: int, corners: Sequence[float]) -> Words | None:
-    """The longest label that fits, or None."""
+def _labels(regions: Regions, placed: Sequence[tuple[int, Sequence[float]]]) -> list[Words]:
+    """Labels of all boxes in the largest font that has room for them, or of those that have room.
+
+    One font for all, so that a box without a label is one that is too small for any.
+    """
+    for size in (*_LABEL_SIZES, _LABEL_SIZES[0]):
+        found = [_label(regions, region, corners, size) for region, corners in placed]
+        if None not in found:
+            break
+    return [label for label in found if label is not None]
+
+
+def _label(regions: Regions, region: int, corners: Sequence[float], size: int) -> Words | None:
+    """The longest label of a box that fits, or None."""
     left, top, right, bottom = corners
+    if size + 1 > bottom - top:
+        return None
     by_term = regions.ranks_by_term(region)
     several = len(by_term) > 1 or len(by_term[0]) > 1
-    for size in (FONT_SIZE, _TICK_SIZE, 8):
-        for level in range(NUM_LEVELS - (1 if size == FONT_SIZE and several else 0)):
-            text = box_label(by_term, level)
-            if width_of(text, size) + 2 <= right - left and size + 1 <= bottom - top:
-                color = TAG if several else rank_ink(by_term[0][0])
-                middle = ((left + right) / 2, (top + bottom) / 2)
-                return Words(*middle, text, "middle", color, bold=True, size=size)
+    for level in range(NUM_LEVELS):
+        text = box_label(by_term, level)
+        if width_of(text, size) + 2 <= right - left:
+            color = TAG if several else rank_ink(by_term[0][0])
+            middle = ((left + right) / 2, (top + bottom) / 2)
+            return Words(*middle, text, "middle", color, bold=True, size=size)
     return None
 
 

@@ -19,7 +19,7 @@ __all__ = ["Tiles", "stripes_of", "tiles_of"]
 _PIXELS_PER_ELEMENT = 40  # at most: small tensors are not blown up beyond this
 _LEAST_SIDE = 64  # of a whole plane
 _LINE_HEIGHT = 40  # of a tensor with one dim
-_LABEL_SIZE = (22, 14)  # of a box with room for three digits
+_LABEL_SIZE = (24, 14)  # of a box with room for four small digits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
