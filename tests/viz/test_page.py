@@ -282,3 +282,16 @@ def test_thousands_of_boxes_are_drawn_and_found(browser: Browser, tmp_path: Path
         browser.press(digit)
     assert browser.read("data.ranks.names[state.rank]") == "4000"
     assert browser.complaints == []
+
+
+@needs_chromium
+def test_a_rank_is_found_among_many_before_and_after(browser: Browser, tmp_path: Path) -> None:
+    plan = plan_of("chunk(0)", "chunk(1)", (600, 600), 300)
+    browser.open(save_picture(plan, tmp_path / "a.html"))
+    browser.read("choose(299)")
+    words = browser.read("document.getElementById('detail').textContent")
+    assert words.startswith("rank 299 sends 4.7 KiB, receives 4.7 KiB, keeps 16 B")
+    assert "... and 43 more ranks" in words  # of 299 peers, 256 have a row
+    browser.hover(*browser.place("#matrix"))
+    assert re.search(r"ranks \d+-\d+", info(browser))  # 300 ranks are in blocks
+    assert browser.complaints == []

@@ -265,6 +265,17 @@ class LayoutView extends Canvas {
     }
     context.globalAlpha = 1;
     context.setLineDash([]);
+    if (fade) this.drawSmall(context);
+  }
+
+  // Boxes of the chosen rank that are thinner than a line can be seen, above all others.
+  drawSmall(context) {
+    context.fillStyle = css("--accent");
+    for (const box of this.shown) {
+      const [left, top, width, height] = this.boxes.rectangle(box, this.scale);
+      if ((width > 2 && height > 2) || !this.holders[this.owner[box]].has(state.rank)) continue;
+      context.fillRect(left, top, Math.max(width, 2), Math.max(height, 2));
+    }
   }
 
   // The colour of the rank, or stripes of all that hold the box.
@@ -426,14 +437,18 @@ class MatrixView extends Canvas {
     this.top = 26;
     const [wide, tall] = this.side;
     const context = this.start(this.left + wide * columns.length + 24, this.top + tall * rows.length + 8);
-    const chosen = state.rank === null ? null : rankName(state.rank);
-    this.names(context, chosen);
+    const chosen = state.rank === null ? null : BigInt(rankName(state.rank));
+    const isChosen = (name) => {
+      const ends = name.split("-").map(BigInt);
+      return chosen !== null && ends[0] <= chosen && chosen <= ends[ends.length - 1];
+    };
+    this.names(context, isChosen);
     context.translate(this.left, this.top);
     context.font = "12px system-ui, 'DejaVu Sans', sans-serif";
     context.textAlign = "center";
     for (const cell of this.matrix.cells) {
       const place = [cell.column * wide, cell.row * tall, wide - 1, tall - 1];
-      const faded = chosen !== null && rows[cell.row] !== chosen && columns[cell.column] !== chosen;
+      const faded = chosen !== null && !isChosen(rows[cell.row]) && !isChosen(columns[cell.column]);
       context.globalAlpha = faded ? 0.3 : 1;
       if (cell.own) {
         context.strokeStyle = css("--line");
@@ -454,18 +469,18 @@ class MatrixView extends Canvas {
     }
   }
 
-  names(context, chosen) {
+  names(context, isChosen) {
     const { rows, columns } = this.matrix;
     const [wide, tall] = this.side;
     const style = (name) => {
-      context.font = `${name === chosen ? "bold " : ""}12px system-ui, 'DejaVu Sans', sans-serif`;
-      context.fillStyle = css(name === chosen ? "--accent" : "--ink");
+      context.font = `${isChosen(name) ? "bold " : ""}12px system-ui, 'DejaVu Sans', sans-serif`;
+      context.fillStyle = css(isChosen(name) ? "--accent" : "--ink");
     };
     context.textAlign = "right";
     const everyRow = Math.ceil(14 / tall);
     rows.forEach((name, i) => {
       style(name);
-      if (i % everyRow === 0 || name === chosen) context.fillText(name, this.left - 6, this.top + (i + 0.5) * tall);
+      if (i % everyRow === 0) context.fillText(name, this.left - 6, this.top + (i + 0.5) * tall);
     });
     context.textAlign = "center";
     const widest = 8 * Math.max(...columns.map((name) => name.length)) + 6;
