@@ -1,8 +1,15 @@
-"""Draws the pictures of the documents, docs/images/*.svg: `python docs/make_pictures.py`."""
+"""Draws the pictures of the documents, docs/images/*: `python docs/make_pictures.py`.
+
+The picture of the HTML page is taken by chromium, and left as it is where there is none.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 import shardwise
-from shardwise.viz import LayoutDrawing, PlanDrawing, draw_layout, draw_plan
+from shardwise.viz import LayoutDrawing, draw_layout, draw_plan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from shardwise.geometry import Layout
+    from shardwise.transfer import TransferPlan
 
 SHAPE = (8, 6)
 IMAGES = Path(__file__).parent / "images"
@@ -75,11 +85,34 @@ def layouts_page() -> Table:
     return page
 
 
-def plan_drawing() -> PlanDrawing:
+def plan() -> TransferPlan:
     """The plan of docs/resharding.md."""
     specs = (shardwise.chunk(0, ranks=range(4)), shardwise.grid([2, 2], ranks=range(4)))
     rows, grid = (spec.layout((8192, 8192)) for spec in specs)
-    return draw_plan(shardwise.plan_reshard(rows, grid, itemsize=4), width=72)
+    return shardwise.plan_reshard(rows, grid, itemsize=4)
+
+
+def slices() -> Layout:
+    """A tensor of three dims, of docs/pictures.md."""
+    spec = shardwise.grid([2, 2, 2], ranks=[[0, 4], [1, 5], [2, 6], [3, 7], 4, 5, 6, 7])
+    return spec.layout((16, 64, 48))
+
+
+def photograph_page(path: Path) -> None:
+    """The page of the plan in a browser, with rank 1 chosen."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print(f"no chromium: {path.name} stays as it is")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "plan.html"
+        shardwise.save_picture(plan(), page, title="chunk(0) -> grid([2, 2])")
+        words = ["--headless", "--disable-gpu", "--hide-scrollbars", "--window-size=1180,980"]
+        words += ["--no-sandbox"] if os.geteuid() == 0 else []  # which root cannot have
+        words += [f"--user-data-dir={folder}/profile", f"--screenshot={path}"]
+        subprocess.run(
+            [chromium, *words, f"{page.as_uri()}#rank=1"], check=True, capture_output=True
+        )
 
 
 def save(name: str, page: RenderableType, *, title: str, width: int) -> None:
@@ -105,7 +138,11 @@ def save(name: str, page: RenderableType, *, title: str, width: int) -> None:
 
 def main() -> None:
     save("layouts", layouts_page(), title="One (8, 6) tensor, four layouts", width=95)
-    save("plan", plan_drawing(), title="Rows to a 2 x 2 grid, 256 MiB, four ranks", width=74)
+    drawing = draw_plan(plan(), width=72)
+    save("plan", drawing, title="Rows to a 2 x 2 grid, 256 MiB, four ranks", width=74)
+    shardwise.save_picture(slices(), IMAGES / "slices.svg", title="A grid of 2 x 2 x 2", itemsize=2)
+    shardwise.save_picture(plan(), IMAGES / "reshard.svg", title="chunk(0) -> grid([2, 2])")
+    photograph_page(IMAGES / "page.png")
 
 
 if __name__ == "__main__":

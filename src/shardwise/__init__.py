@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     )
     from shardwise.testing.local_run import run_local
     from shardwise.transfer import TransferPlan, plan_reshard, relabel
-    from shardwise.viz import print_layout, print_plan
+    from shardwise.viz import print_layout, print_plan, save_picture
 
 __version__ = "0.1.0"
 
@@ -106,6 +106,7 @@ __all__ = [
     "reshard_all",
     "reshard_module",
     "run_local",
+    "save_picture",
     "set_check",
     "set_rng_state",
     "shard_module",
@@ -163,7 +164,7 @@ _HOMES = {
     ],
     "shardwise.testing.local_run": ["run_local"],
     "shardwise.transfer": ["TransferPlan", "plan_reshard", "relabel"],
-    "shardwise.viz": ["print_layout", "print_plan"],
+    "shardwise.viz": ["print_layout", "print_plan", "save_picture"],
 }
 _PACKAGES = {
     "checkpoint",

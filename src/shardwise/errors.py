@@ -23,6 +23,7 @@ ShardwiseError
 ├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
+├── MissingPackageError  ImportError     a package of an extra that is not installed
 ├── CheckpointError      RuntimeError    a checkpoint that cannot be written or read
 │   └── DamagedError                     a checkpoint of which the files are not what was saved
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
@@ -30,8 +31,8 @@ ShardwiseError
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
-Each is also the ValueError, TypeError, RuntimeError, IndexError or AttributeError that torch raises
-in its place, so `except` clauses survive the change of prefix.
+Each is also the ValueError, TypeError, RuntimeError, IndexError, AttributeError or ImportError that
+torch raises in its place, so `except` clauses survive the change of prefix.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ __all__ = [
     "LayoutError",
     "LoadError",
     "MetadataError",
+    "MissingPackageError",
     "NamedDimError",
     "NotInitializedError",
     "OpError",
@@ -195,6 +197,10 @@ class OpError(ShardwiseError, RuntimeError):
 
 class LoadError(ShardwiseError, RuntimeError):
     """A saved tensor that does not fit this rank or its group, or a file that is damaged."""
+
+
+class MissingPackageError(ShardwiseError, ImportError):
+    """A package that this needs, and that only an extra of shardwise installs."""
 
 
 class CheckpointError(ShardwiseError, RuntimeError):

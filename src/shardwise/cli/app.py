@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
+from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from shardwise import __version__
-from shardwise.errors import ArgumentValueError, DamagedError, ShardwiseError
+from shardwise.cli.reshard_plan import reshard_plan
+from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
+from shardwise.errors import DamagedError, ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -27,7 +29,6 @@ app = typer.Typer(
 )
 
 _MOST_RANKS = 10**6  # each is a placement in memory before anything is drawn
-_MOST_DIGITS = 19  # of a size: more are beyond 2**63
 
 
 def main() -> None:
@@ -89,6 +90,11 @@ def show(
     world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")] = 4,
     dtype: Annotated[str, typer.Option(help="For the bytes per rank.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print entries for a program.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to look at: all slices.", metavar="PATH")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
 ) -> None:
     """Draw who holds which part of a tensor.
 
@@ -100,12 +106,12 @@ def show(
       shardwise show --shape 8,6 --spec "grid([2, 1], ranks=[[0, 1], [2, 3]])"
       shardwise show --shape 12,4 --spec "fused(0, [6, 3, 3])" --world-size 3
       shardwise show --shape 2,4,6 --spec "flat()" --world-size 3
+      shardwise show --shape 2,4,6 --spec "flat()" --html flat.html
     """
-    # Imported here: torch takes seconds, and --help should not.
-    from shardwise.sharding_spec import parse_spec
-
-    itemsize, sizes = _itemsize(dtype), _parse_shape(shape)
-    layout = parse_spec(spec, ranks=range(world_size), device="cpu").layout(sizes)
+    itemsize, sizes = itemsize_of(dtype), parse_shape(shape)
+    layout = layout_of(spec, sizes, world_size=world_size)
+    paths = {".html": html, ".png": png, ".svg": svg}
+    write_pictures(layout, paths, title=spec, itemsize=itemsize, world_size=world_size)
     if as_json:
         print(json.dumps(_entries(layout, itemsize), indent=2))
         return
@@ -114,31 +120,7 @@ def show(
     print_layout(layout, title=spec, itemsize=itemsize, world_size=world_size)
 
 
-def _parse_shape(text: str) -> tuple[int, ...]:
-    """Sizes of `8,6`, `8x6`, `8, 6`, `(8, 6)`, `8,` or, for a 0-d tensor, nothing."""
-    bare = text.strip()
-    if bare[:1] + bare[-1:] in ("()", "[]"):
-        bare = bare[1:-1].strip()
-    sizes = re.findall("[0-9]+", bare)
-    fits = all(len(size) <= _MOST_DIGITS for size in sizes)
-    if not (fits and re.fullmatch(r"([0-9]+(\s*[,x]\s*[0-9]+)*(\s*,)?)?", bare)):
-        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=_cut(repr(text)))
-    return tuple(map(int, sizes))
-
-
-def _itemsize(dtype: str) -> int:
-    import torch
-
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ArgumentValueError(
-            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=_cut(repr(dtype))
-        )
-    return found.itemsize
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+app.command()(reshard_plan)
 
 
 def _entries(layout: Layout, itemsize: int) -> dict[str, object]:

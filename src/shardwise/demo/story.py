@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from shardwise.viz import draw_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
@@ -114,7 +114,7 @@ def first_act(rank: int, folder: Path, steps: int) -> Shown:
     saved = shardwise.checkpoint.save(trainer.state(steps, generator), folder / "checkpoint")
     console.print(
         f"{saved.num_tensors} tensors, {format_bytes(saved.nbytes)}: parameters, AdamW's state and "
-        "the generator.\nEach rank wrote its own part; the step and the settings are in the index.\n"
+        "the generator.\nEach rank wrote its own part; the step and settings are in the index.\n"
     )
     return Shown(lesson.largest, *shown)
 
@@ -270,7 +270,8 @@ def _summary(
     yield f"- A model in plain torch, sharded over {world_size} ranks by a plan of a dozen lines."
     yield f"- The losses of one process, to {largest:.0e}, under three plans."
     if first.moved:
-        yield f"- A plan changed live: {first.moved:,} bytes moved, of {first.lower_bound:,} at least."
+        fewest = f"{first.lower_bound:,}"
+        yield f"- A plan changed live: {first.moved:,} bytes moved, of {fewest} at least."
         yield f"  DTensor, which gathers on CPUs, would have moved {first.gathered:,}."
     yield f"- Saved on {world_size} ranks, resumed on {half}; nothing pickled, all with checksums."
     yield "- Converted to a Hugging Face folder, in bounded memory."

@@ -370,6 +370,12 @@ class Layout:
         pending = "" if self.pending is None else f", pending {self.pending}"
         return f"{form}, {_name_ranks(self.ranks)}{pending}"
 
+    def _repr_html_(self) -> str:
+        """A small picture, for notebooks."""
+        from shardwise.viz.notebook import layout_html
+
+        return layout_html(self)
+
     def describe(self, *, itemsize: int | None = None, max_lines: int = 32) -> str:
         """The line of `repr`, then a line a rank: its boxes, elements and (given a size) bytes."""
         lines = [repr(self)]

@@ -150,6 +150,13 @@ class ShardedTensorBase(torch.Tensor):
             f"{spec}{state.layout}, rank {state.rank} holds {held or 'nothing'}{grad})"
         )
 
+    def _repr_html_(self) -> str:
+        """The repr and a small picture of the layout, for notebooks. Communicates nothing."""
+        from shardwise.viz.notebook import layout_html  # no need of rich but in notebooks
+
+        state = self._state
+        return layout_html(state.layout, words=repr(self), itemsize=state.dtype.itemsize)
+
     def __hash__(self) -> int:
         return id(self)
 

@@ -305,6 +305,12 @@ class TransferPlan:
     def __repr__(self) -> str:
         return f"TransferPlan({self.source} -> {self.target}, itemsize={self.itemsize})"
 
+    def _repr_html_(self) -> str:
+        """A small picture, for notebooks."""
+        from shardwise.viz.notebook import plan_html
+
+        return plan_html(self)
+
     @property
     def nbytes(self) -> int:
         """Memory of what has been computed so far."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardwise.transfer.moves import Moves
     from shardwise.transfer.plan import TransferPlan
 
-__all__ = ["FORMAT", "VERSION", "PlanRecord", "plan_to_json"]
+__all__ = ["FORMAT", "VERSION", "PlanRecord", "most_moves", "plan_to_json"]
 
 FORMAT = "shardwise.TransferPlan"
 VERSION = 1
@@ -107,7 +107,7 @@ class PlanRecord:
 
         Makes the plan's moves, so it first counts them: a short file can ask for very many.
         """
-        if (most := _most_moves(plan, max_moves)) > max_moves:
+        if (most := most_moves(plan, max_moves)) > max_moves:
             raise PlanError(
                 "moves of the plan",
                 expected=f"at most {max_moves:,}",
@@ -127,7 +127,7 @@ class PlanRecord:
                 )
 
 
-def _most_moves(plan: TransferPlan, limit: int) -> int:
+def most_moves(plan: TransferPlan, limit: int) -> int:
     """At least the number of moves, up to a small factor, found without making any of them.
 
     Counting stops soon after `limit`.

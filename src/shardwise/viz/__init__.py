@@ -1,6 +1,11 @@
-"""Pictures of layouts and plans for the terminal. Knows geometry, transfer and rich, no torch."""
+"""Pictures of layouts and plans, for terminals, files, browsers and notebooks.
 
+Knows geometry, transfer and rich, matplotlib only when a PNG or a PDF is wanted, and no torch.
+"""
+
+from shardwise.viz.page import html_page
 from shardwise.viz.plan import PlanDrawing, draw_plan, print_plan
+from shardwise.viz.saving import save_picture
 from shardwise.viz.terminal import LayoutDrawing, draw_layout, print_layout
 
 __all__ = [
@@ -8,6 +13,8 @@ __all__ = [
     "PlanDrawing",
     "draw_layout",
     "draw_plan",
+    "html_page",
     "print_layout",
     "print_plan",
+    "save_picture",
 ]

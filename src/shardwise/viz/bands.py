@@ -1,4 +1,4 @@
-"""Scale: how many terminal cells each stretch of a dim gets.
+"""Scale: how many terminal cells, or pixels, each stretch of a dim gets.
 
 A *band* is a run of coordinates along one dim that is drawn alike: the piece between two
 neighbouring cuts or, where there are more pieces than cells, one sampled coordinate.
@@ -6,7 +6,7 @@ neighbouring cuts or, where there are more pieces than cells, one sampled coordi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry.box import Ints
 
-__all__ = ["Bands", "column_bands", "row_bands", "scaled_cells"]
+__all__ = ["Bands", "column_bands", "pixel_bands", "row_bands", "scaled_cells"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class Bands:
     """The bands of one dim, in order."""
 
     points: Ints  # (n,): a coordinate in each
-    cells: Ints  # (n,): terminal cells of each
+    cells: Ints  # (n,): terminal cells, or pixels, of each
     ticks: Ints  # (n + 1,): offset to write at each, and the dim's size
     ruled: bool  # a wall stands between neighbours, if different boxes meet there
     sampled: bool  # some cuts are not seen
@@ -81,6 +81,14 @@ def column_bands(
     if pieces <= keyed_room - 2:
         return _piece_bands(cuts, total=keyed_room - 2, least=1, ruled=False)
     return _sample_bands(int(cuts[-1]), keyed_room - 2)
+
+
+def pixel_bands(cuts: Ints, *, room: int, least: int) -> Bands:
+    """Bands of a dim in `room` pixels, each of at least `least` of them."""
+    if (len(cuts) - 1) * least <= room:
+        return _piece_bands(cuts, total=room, least=least, ruled=False)
+    samples = _sample_bands(int(cuts[-1]), max(1, room // least))
+    return replace(samples, cells=least * samples.cells)
 
 
 def scaled_cells(sizes: Ints, *, total: int, least: int) -> Ints:

@@ -13,23 +13,30 @@ from rich.style import Style
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NUM_KEYS", "rank_color", "rank_keys", "rank_style", "sixteen_color_style"]
+__all__ = [
+    "NUM_KEYS",
+    "rank_color",
+    "rank_hex",
+    "rank_ink",
+    "rank_keys",
+    "rank_style",
+    "sixteen_color_style",
+]
 
-# Tableau's ten: far apart, and readable beside each other on dark and on light terminals.
+# Okabe and Ito's seven and a wine red: far apart for every kind of colour vision (a test measures
+# it), and readable beside each other on dark and on light grounds.
 _FIRST = (
-    "#4e79a7",
-    "#f28e2b",
-    "#59a14f",
-    "#e15759",
-    "#76b7b2",
-    "#edc948",
-    "#b07aa1",
-    "#9c755f",
-    "#ff9da7",
-    "#bab0ac",
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#56b4e9",
+    "#f0e442",
+    "#cc79a7",
+    "#882255",
 )
 # The terminal's own colour for each of these where it has 16: rich's nearest are mostly grey.
-_FIRST_OF_SIXTEEN = (4, 3, 2, 1, 6, 11, 5, 8, 13, 7)
+_FIRST_OF_SIXTEEN = (4, 3, 2, 1, 6, 11, 13, 5)
 _GOLDEN_RATIO = 0.618033988749895
 _KEYS = string.digits + string.ascii_letters
 NUM_KEYS = len(_KEYS)
@@ -49,8 +56,17 @@ def rank_color(rank: int) -> Color:
 @lru_cache(maxsize=4096)
 def rank_style(rank: int) -> Style:
     """Bold text on the rank's colour, black or white, whichever has more contrast."""
-    color = rank_color(rank)
-    return Style(color="#000000" if _is_light(color) else "#ffffff", bgcolor=color, bold=True)
+    return Style(color=rank_ink(rank), bgcolor=rank_color(rank), bold=True)
+
+
+def rank_hex(rank: int) -> str:
+    """Colour of a rank as `#rrggbb`."""
+    return rank_color(rank).get_truecolor().hex
+
+
+def rank_ink(rank: int) -> str:
+    """Colour of text on a rank's colour, `#000000` or `#ffffff`."""
+    return "#000000" if _is_light(rank_color(rank)) else "#ffffff"
 
 
 @lru_cache(maxsize=64)

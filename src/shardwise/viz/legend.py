@@ -43,11 +43,18 @@ class Legend:
     itemsize: int | None
 
     @classmethod
-    def of(cls, layout: Layout, *, itemsize: int | None, world_size: int | None) -> Legend:
+    def of(
+        cls,
+        layout: Layout,
+        *,
+        itemsize: int | None,
+        world_size: int | None,
+        most: int = _MOST_HOLDERS,
+    ) -> Legend:
         """Legend of the layout's ranks, then of those below `world_size` that hold nothing.
 
-        Where there are too many, ranks with elements have their rows before empty ones. The cost
-        does not grow with `world_size` nor with the numbers of the ranks.
+        Where there are more than `most`, ranks with elements have their rows before empty ones.
+        The cost does not grow with `world_size` nor with the numbers of the ranks.
         """
         ranks = np.array(layout.ranks, dtype=np.int64)
         place = np.searchsorted(ranks, layout.owners)
@@ -55,7 +62,7 @@ class Legend:
         elements = np.zeros(len(ranks), dtype=np.int64)
         np.add.at(elements, place, layout.boxes.volumes)
         order = np.argsort(elements == 0, kind="stable")
-        shown, hidden = np.sort(order[:_MOST_HOLDERS]).tolist(), order[_MOST_HOLDERS:]
+        shown, hidden = np.sort(order[:most]).tolist(), order[most:]
         keys = rank_keys(layout.ranks)
         rows = [LegendRow(keys[i], *map(int, (ranks[i], boxes[i], elements[i]))) for i in shown]
         words = [_more(len(hidden), int((elements[hidden] == 0).sum()))] if len(hidden) else []
@@ -70,8 +77,7 @@ class Legend:
 
     def table(self, first: int, last: int, *, keyed: bool) -> Table:
         """Rows `[first, last)`; `keyed` adds the characters that stand for ranks."""
-        headings = [*["key"] * keyed, "rank", "boxes", "elements"]
-        headings += ["bytes"] if self.itemsize is not None else []
+        headings = [*["key"] * keyed, *self.headings]
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for heading in headings:
             # A swatch is the whole cell, which only a centred text fills with its colour evenly.
@@ -80,18 +86,25 @@ class Legend:
             # "crop", as rich's ellipsis is no ASCII.
             table.add_column(heading, justify=side, no_wrap=True, overflow="crop")
         for row in self.rows[first:last]:
-            table.add_row(*self._cells(row, keyed))
+            rank, *cells = self.cells(row)
+            style = rank_style(row.rank)
+            key = [Text(row.key, style) if row.key else Text()] if keyed else []
+            table.add_row(*key, Text(rank, style), *map(Text, cells))
         return table
 
-    def _cells(self, row: LegendRow, keyed: bool) -> list[Text]:
-        cells = [f"{row.num_boxes:,}", f"{row.num_elements:,}"]
+    @property
+    def headings(self) -> list[str]:
+        """Names of `cells`."""
+        return ["rank", "boxes", "elements", *["bytes"] * (self.itemsize is not None)]
+
+    def cells(self, row: LegendRow) -> list[str]:
+        """What stands in a row."""
+        cells = [f"{row.rank}", f"{row.num_boxes:,}", f"{row.num_elements:,}"]
         if not row.num_elements:
-            cells[1] = "empty" if row.num_boxes else "holds nothing"
+            cells[2] = "empty" if row.num_boxes else "holds nothing"
         if self.itemsize is not None:
             cells.append(format_bytes(row.num_elements * self.itemsize))
-        style = rank_style(row.rank)
-        key = [Text(row.key, style) if row.key else Text()] if keyed else []
-        return [*key, Text(f"{row.rank}", style), *map(Text, cells)]
+        return cells
 
 
 def _idle_runs(holders: Sequence[int], world_size: int) -> list[range]:

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.transfer.traffic import Traffic
 
-__all__ = ["Matrix", "MatrixText", "write_matrix"]
+__all__ = ["Matrix", "MatrixText", "block_name", "shade_of", "write_matrix"]
 
 # From grey to blue at one lightness, so that white reads on it on dark and on light terminals.
-_SHADES = tuple(
-    Style(color="#ffffff", bgcolor=ground)
-    for ground in ("#66707a", "#587392", "#4874ab", "#3673c8", "#1f6feb")
-)
+_GROUNDS = ("#66707a", "#587392", "#4874ab", "#3673c8", "#1f6feb")
 _QUIET = Style(dim=True)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CORNER = "from\\to"
@@ -123,7 +120,7 @@ class _Writer:
         firsts = [int(matrix.ranks_of(block)[0]) for block in matrix.columns.tolist()]
         every = (*(number for row in numbers for number in row), *received, *map(str, firsts))
         wide = max(map(len, every))
-        names = [_block_name(matrix.ranks_of(block)) for block in matrix.rows.tolist()]
+        names = [block_name(matrix.ranks_of(block)) for block in matrix.rows.tolist()]
         left = max(map(len, (*names, _CORNER, _SUM_OF_COLUMN))) + 1
         right = max(map(len, (*sent, _SUM_OF_ROW)))
         bar, dash, cross = ("|", "-", "+") if self.ascii_only else ("│", "─", "┼")
@@ -154,8 +151,8 @@ class _Writer:
             return self._padded(number, wide), _QUIET
         if self.matrix.is_own[row, column]:
             return self._padded(f"={number}", wide), _QUIET
-        share = nbytes / int(self.matrix.moved.max())
-        return self._padded(number, wide), _SHADES[int(share * (len(_SHADES) - 1) + 0.5)]
+        ground = shade_of(nbytes / int(self.matrix.moved.max()))
+        return self._padded(number, wide), Style(color="#ffffff", bgcolor=ground)
 
     def _padded(self, number: str, wide: int) -> str:
         return number.rjust(wide + 1) + " " * (self.padding - 1)
@@ -172,7 +169,13 @@ class _Writer:
         return format_bytes(nbytes) if self.unit is None else _short(nbytes, self.unit)
 
 
-def _block_name(ranks: Ints) -> str:
+def shade_of(share: float) -> str:
+    """The ground of a cell, by its share of the largest."""
+    return _GROUNDS[int(share * (len(_GROUNDS) - 1) + 0.5)]
+
+
+def block_name(ranks: Ints) -> str:
+    """`3`, or `0-7`."""
     return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 

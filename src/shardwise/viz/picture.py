@@ -135,7 +135,7 @@ def _canvas(
     plane: Plane, rows: Bands, columns: Bands, labels: list[list[str]], ascii_only: bool
 ) -> tuple[NDArray[np.str_], Ints, frozenset[str]]:
     """Character of each cell, the rank whose colour it has (or _PLAIN or _TAG), and labels."""
-    first, last = _spans(plane, rows, columns)
+    first, last = plane.spans(rows.points, columns.points)
     seen = np.flatnonzero((first < last).all(axis=1)).tolist()
     raster = np.full((len(rows), len(columns)), _OUTSIDE, dtype=np.int64)
     for i in seen:
@@ -161,14 +161,6 @@ def _canvas(
         for i, inside in zip(seen, insides, strict=True)
     }
     return chars, paint, frozenset(written)
-
-
-def _spans(plane: Plane, rows: Bands, columns: Bands) -> tuple[Ints, Ints]:
-    """Bands `[first, last)` that each region covers, (n, 2) each; none if between samples."""
-    points = (rows.points, columns.points)
-    first = [np.searchsorted(at, plane.starts[:, dim]) for dim, at in enumerate(points)]
-    last = [np.searchsorted(at, plane.stops[:, dim]) for dim, at in enumerate(points)]
-    return np.stack(first, axis=1), np.stack(last, axis=1)
 
 
 def _lattice(raster: Ints) -> tuple[Ints, Ints]:

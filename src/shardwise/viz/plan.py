@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["PlanDrawing", "draw_plan", "print_plan"]
+__all__ = ["PlanDrawing", "draw_plan", "matrix_in_words", "print_plan", "totals_in_words"]
 
 _MOST_BOXES = 64  # of a layout that is drawn
 _HEIGHT = 8  # lines of such a picture, to aim at
@@ -40,12 +40,14 @@ def draw_plan(
     layouts: bool = True,
     max_ranks: int = 16,
     max_bytes: int | None = None,
+    words: bool = True,
 ) -> PlanDrawing:
     """A picture of `plan` that rich can print: a matrix of the bytes from each rank to each rank.
 
     Cells are shaded by their share of the largest; what stays on a rank is marked `=`. More than
     `max_ranks` ranks, or more than fit, are put together in blocks. Small layouts of one or two
-    dims stand above, unless `layouts` is False. `max_bytes` is the cap for the number of rounds.
+    dims stand above, unless `layouts` is False. `max_bytes` is the cap for the number of rounds;
+    without `words` neither they nor the layouts are named.
 
     >>> from shardwise.geometry import Box, Layout
     >>> one, other = (Layout((4,), [Box((0,), (4,))], [rank]) for rank in (0, 1))
@@ -67,6 +69,7 @@ def draw_plan(
         layouts=layouts,
         max_ranks=whole_number(max_ranks, "max_ranks", least=1),
         max_bytes=None if max_bytes is None else whole_number(max_bytes, "max_bytes", least=1),
+        words=words,
     )
 
 
@@ -80,6 +83,7 @@ def print_plan(
     layouts: bool = True,
     max_ranks: int = 16,
     max_bytes: int | None = None,
+    words: bool = True,
 ) -> None:
     """Prints `draw_plan` to `console`, by default standard output (plain text in a pipe)."""
     drawing = draw_plan(
@@ -90,6 +94,7 @@ def print_plan(
         layouts=layouts,
         max_ranks=max_ranks,
         max_bytes=max_bytes,
+        words=words,
     )
     (console or Console(width=width)).print(drawing)
 
@@ -102,19 +107,23 @@ class PlanDrawing(Drawing):
     layouts: bool
     max_ranks: int
     max_bytes: int | None
+    words: bool
 
     def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         plan = self.plan
-        head = Table.grid(padding=(0, 1, 0, 0))
-        for word, layout in (("from", plan.source), ("to", plan.target)):
-            head.add_row(word, f"{layout}", style="dim" if self.title is not None else "")
-        yield head
+        if self.words:
+            head = Table.grid(padding=(0, 1, 0, 0))
+            for word, layout in (("from", plan.source), ("to", plan.target)):
+                head.add_row(word, f"{layout}", style="dim" if self.title is not None else "")
+            yield head
         if self.layouts:
             yield from _layout_parts(plan, options)
         if plan.total_bytes:
             yield from self._matrix_parts(options)
+        if not self.words:
+            return
         yield Text()
-        yield Text(self._totals())
+        yield Text(totals_in_words(plan, self.max_bytes))
         if (words := reductions_in_words(plan)) is not None:
             yield Text(f"reduces {words}")
 
@@ -124,7 +133,10 @@ class PlanDrawing(Drawing):
         for line in text.lines:
             line.no_wrap, line.overflow = True, "crop"
             yield line
-        yield from _matrix_notes(self.plan, matrix, text)
+        notes = [] if text.unit is None else [f"in {text.unit}"]
+        notes += matrix_in_words(self.plan, matrix)
+        if notes:
+            yield Text("; ".join(notes), "italic")
 
     def _matrix(self, options: ConsoleOptions) -> tuple[Matrix, MatrixText]:
         """The matrix of the smallest blocks that fit, written with as much comfort as fits."""
@@ -138,30 +150,25 @@ class PlanDrawing(Drawing):
                 return matrix, text
             max_columns = len(matrix.columns) - 1
 
-    def _totals(self) -> str:
-        """One line: what moves, beside the least; what stays; rounds."""
-        plan = self.plan
-        schedule = plan.schedule(self.max_bytes)
-        rounds = plural(len(schedule.rounds), "round")
-        if self.max_bytes is not None:
-            rounds += f" with max_bytes {format_bytes(self.max_bytes)}"
-        moves = "moves " if plan.total_bytes else ""
-        stays = format_bytes(int(plan.traffic.kept.sum()))
-        return f"{moves}{total_in_words(plan, exact=False)}; stays {stays}; {rounds}"
+
+def totals_in_words(plan: TransferPlan, max_bytes: int | None) -> str:
+    """One line: what moves, beside the least; what stays; rounds."""
+    rounds = plural(len(plan.schedule(max_bytes).rounds), "round")
+    if max_bytes is not None:
+        rounds += f" with max_bytes {format_bytes(max_bytes)}"
+    moves = "moves " if plan.total_bytes else ""
+    stays = format_bytes(int(plan.traffic.kept.sum()))
+    return f"{moves}{total_in_words(plan, exact=False)}; stays {stays}; {rounds}"
 
 
-def _matrix_notes(plan: TransferPlan, matrix: Matrix, text: MatrixText) -> Iterator[Text]:
-    """What the numbers mean, as far as it is not plain."""
-    notes = [] if text.unit is None else [f"in {text.unit}"]
+def matrix_in_words(plan: TransferPlan, matrix: Matrix) -> list[str]:
+    """What the cells of a matrix mean, as far as it is not plain."""
     has_own = matrix.cells[matrix.is_own].any()
     if matrix.block_size == 1:
-        notes += ["=: stays on its rank"] if has_own else []
-    else:
-        notes.append(f"{len(matrix.ranks):,} ranks in blocks of {matrix.block_size}")
-        inside = format_bytes(plan.total_bytes - int(matrix.moved.sum()))
-        notes += [f"=: stays in its block ({inside} moves inside)"] if has_own else []
-    if notes:
-        yield Text("; ".join(notes), "italic")
+        return ["=: stays on its rank"] if has_own else []
+    notes = [f"{len(matrix.ranks):,} ranks in blocks of {matrix.block_size}"]
+    inside = format_bytes(plan.total_bytes - int(matrix.moved.sum()))
+    return notes + ([f"=: stays in its block ({inside} moves inside)"] if has_own else [])
 
 
 def _layout_parts(plan: TransferPlan, options: ConsoleOptions) -> Iterator[RenderableType]:

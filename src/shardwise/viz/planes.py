@@ -100,6 +100,13 @@ class Plane:
             self.regions, self.picked[keep], self.starts[keep], self.stops[keep], self.name
         )
 
+    def spans(self, row_points: Ints, column_points: Ints) -> tuple[Ints, Ints]:
+        """Points `[first, last)` that each region contains, (n, 2) each; none if between them."""
+        points = (row_points, column_points)
+        first = [np.searchsorted(at, self.starts[:, dim]) for dim, at in enumerate(points)]
+        last = [np.searchsorted(at, self.stops[:, dim]) for dim, at in enumerate(points)]
+        return np.stack(first, axis=1), np.stack(last, axis=1)
+
 
 def num_planes(regions: Regions) -> int:
     """Planes that differ: one for each slab between neighbouring cuts of the leading dims."""

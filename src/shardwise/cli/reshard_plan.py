@@ -1,0 +1,111 @@
+"""`shardwise reshard-plan`: what it takes to get a tensor from one spec to another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
+from shardwise.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    from shardwise.transfer import TransferPlan
+
+__all__ = ["reshard_plan"]
+
+_MOST_RANKS = 10**6  # each is a placement in memory before anything is planned
+_MOST_MOVES = 1 << 24  # about eight gigabytes while they are counted
+_MOST_LINES = 16  # of the table by rank
+
+
+def reshard_plan(
+    shape: Annotated[str, typer.Option(help="The tensor's sizes, e.g. 8192,8192.")],
+    source: Annotated[
+        str, typer.Option("--from", help="How it is cut before, e.g. chunk(0); as in show.")
+    ],
+    target: Annotated[str, typer.Option("--to", help="How it is to be cut.")],
+    world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")] = 4,
+    dtype: Annotated[str, typer.Option(help="For the bytes.")] = "float32",
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Cap of the staging on every rank, e.g. 64MiB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print numbers for a program.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to look at: click a rank.", metavar="PATH")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
+) -> None:
+    """What moves from one spec to another: bytes, peaks, messages, a drawing.
+
+    Nothing is moved and no rank is needed: a plan is made of the two specs alone.
+
+    \b
+    Examples:
+      shardwise reshard-plan --shape 8192,8192 --from "chunk(0)" --to "chunk(1)"
+      shardwise reshard-plan --shape 8192,8192 --from "chunk(0)" \\
+        --to "grid([2, 2])" --max-bytes 8MiB
+      shardwise reshard-plan --shape 4096,512 --from "partial()" \\
+        --to "chunk(0)" --dtype bfloat16
+      shardwise reshard-plan --shape 1024,64 --from "chunk(0)" \\
+        --to "on_rank(0)" --world-size 1024 --html plan.html
+    """
+    itemsize, sizes = itemsize_of(dtype), parse_shape(shape)
+    from shardwise.transfer.units import parse_bytes
+
+    cap = None if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
+    plan = _plan(source, target, sizes, world_size=world_size, itemsize=itemsize)
+    paths = {".html": html, ".png": png, ".svg": svg}
+    write_pictures(plan, paths, title=f"{source} -> {target}", max_bytes=cap)
+    if as_json:
+        print(json.dumps(_numbers(plan, cap), indent=2))
+        return
+    from shardwise.viz import print_plan
+
+    print(plan.explain(max_lines=_MOST_LINES, max_bytes=cap))
+    print_plan(plan, max_bytes=cap, words=False)
+
+
+def _plan(
+    source: str, target: str, shape: tuple[int, ...], *, world_size: int, itemsize: int
+) -> TransferPlan:
+    from shardwise.transfer import TransferPlan
+    from shardwise.transfer.serial import most_moves
+
+    before, after = (layout_of(spec, shape, world_size=world_size) for spec in (source, target))
+    plan = TransferPlan(before, after, itemsize)
+    if (most := most_moves(plan, _MOST_MOVES)) > _MOST_MOVES:
+        raise ArgumentValueError(
+            "moves of the plan",
+            expected=f"at most {_MOST_MOVES:,}",
+            got=f"{most:,} or more",
+            fix="Take fewer ranks, or specs with fewer boxes.",
+        )
+    return plan
+
+
+def _numbers(plan: TransferPlan, max_bytes: int | None) -> dict[str, Any]:
+    """What a program wants to know; lists are by rank."""
+    traffic, schedule = plan.traffic, plan.schedule(max_bytes)
+    columns = ("sent", "received", "kept", "num_peers")
+    return {
+        "shape": plan.source.shape,
+        "itemsize": plan.itemsize,
+        "total_bytes": plan.total_bytes,
+        "lower_bound": plan.lower_bound,
+        "kept_bytes": int(traffic.kept.sum()),
+        "num_messages": len(traffic.pair_bytes),
+        "max_bytes": max_bytes,
+        "num_rounds": len(schedule.rounds),
+        "ranks": [
+            {
+                "rank": rank,
+                **{name: int(getattr(traffic, name)[slot]) for name in columns},
+                "peak_bytes": plan.peak_bytes(rank, max_bytes),
+            }
+            for slot, rank in enumerate(plan.ranks)
+        ],
+    }

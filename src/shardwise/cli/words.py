@@ -1,0 +1,81 @@
+"""The words of a command: shapes, dtypes, specs, sizes in bytes, paths of pictures."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardwise.geometry import Layout
+    from shardwise.transfer import TransferPlan
+
+__all__ = ["itemsize_of", "layout_of", "parse_shape", "write_pictures"]
+
+_MOST_DIGITS = 19  # of a size: more are beyond 2**63
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Sizes of `8,6`, `8x6`, `8, 6`, `(8, 6)`, `8,` or, for a 0-d tensor, nothing."""
+    bare = text.strip()
+    if bare[:1] + bare[-1:] in ("()", "[]"):
+        bare = bare[1:-1].strip()
+    sizes = re.findall("[0-9]+", bare)
+    fits = all(len(size) <= _MOST_DIGITS for size in sizes)
+    if not (fits and re.fullmatch(r"([0-9]+(\s*[,x]\s*[0-9]+)*(\s*,)?)?", bare)):
+        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=_cut(repr(text)))
+    return tuple(map(int, sizes))
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element."""
+    import torch
+
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ArgumentValueError(
+            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=_cut(repr(dtype))
+        )
+    return found.itemsize
+
+
+def layout_of(spec: str, shape: tuple[int, ...], *, world_size: int) -> Layout:
+    """Layout that a spec written as text gives a tensor."""
+    # Imported here: torch takes seconds, and --help should not.
+    from shardwise.sharding_spec import parse_spec
+
+    return parse_spec(spec, ranks=range(world_size), device="cpu").layout(shape)
+
+
+def write_pictures(
+    picture_of: Layout | TransferPlan, paths: dict[str, Path | None], **options: Any
+) -> None:
+    """Writes a picture for each path, `{".svg": path}`, and says so on stderr."""
+    from shardwise.transfer.units import format_bytes
+    from shardwise.viz import save_picture
+
+    for suffix, path in paths.items():
+        if path is None:
+            continue
+        if path.suffix.lower() != suffix:
+            raise ArgumentValueError(
+                f"--{suffix[1:]}",
+                expected=f"a path that ends in {suffix}",
+                got=_cut(repr(str(path))),
+            )
+        try:
+            save_picture(picture_of, path, **options)
+        except OSError as error:
+            raise ArgumentValueError(
+                f"--{suffix[1:]}", expected="a path to write to", got=f"{path}: {error.strerror}"
+            ) from error
+        # Not on stdout, which is for the drawing or for JSON.
+        print(f"wrote {path} ({format_bytes(path.stat().st_size)})", file=sys.stderr)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

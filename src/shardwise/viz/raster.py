@@ -1,0 +1,76 @@
+"""A scene painted by matplotlib, for formats that are more than text. The extra `viz` has it."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import MissingPackageError
+from shardwise.viz.scene import INK, QUIET, TAG
+
+if TYPE_CHECKING:
+    from shardwise.viz.scene import Polygon, Scene
+
+__all__ = ["raster_of"]
+
+_INKS = {INK: "#1b1b1b", QUIET: "#5f6670", TAG: "#1b1b1b"}
+_SIDES = {"start": "left", "middle": "center", "end": "right"}
+_PIXELS_PER_INCH = 96  # of a scene
+_POINTS_PER_PIXEL = 72 / _PIXELS_PER_INCH
+
+
+def raster_of(scene: Scene, file_format: str, *, margin: int = 12, scale: float = 2) -> bytes:
+    """The scene as PNG or PDF; a PNG has `scale` pixels for each of the scene's."""
+    try:
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+        from matplotlib.patheffects import withStroke
+    except ImportError as error:
+        raise MissingPackageError(
+            f"a picture as {file_format.upper()}",
+            expected="matplotlib",
+            got="none installed",
+            fix="pip install 'shardwise[viz]', or write SVG or HTML, which need nothing more.",
+        ) from error
+    size = (scene.width + 2 * margin, scene.height + 2 * margin)
+    # No pyplot: it would choose a window system and keep the figure.
+    figure = Figure(figsize=(size[0] / _PIXELS_PER_INCH, size[1] / _PIXELS_PER_INCH))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(-margin, size[0] - margin), ylim=(size[1] - margin, -margin))
+    polygons = scene.polygons
+    axes.add_collection(
+        PolyCollection(
+            [polygon.points for polygon in polygons],
+            facecolors=[polygon.fill or "none" for polygon in polygons],
+            edgecolors=[_edge(polygon) for polygon in polygons],
+            linewidths=[0.3 if polygon.edge is None else 0.8 for polygon in polygons],
+            linestyles=["dashed" if polygon.dashed else "solid" for polygon in polygons],
+        ),
+        autolim=False,
+    )
+    halo = [withStroke(linewidth=3, foreground="white")]
+    for words in scene.words:
+        options: dict[str, Any] = {"path_effects": halo} if words.color == TAG else {}
+        axes.text(
+            words.x,
+            words.y,
+            words.text,
+            ha=_SIDES[words.anchor],
+            va="center_baseline",
+            color=_INKS.get(words.color, words.color),
+            fontsize=words.size * _POINTS_PER_PIXEL,
+            fontweight="bold" if words.bold else "normal",
+            fontfamily="DejaVu Sans",
+            parse_math=False,
+            **options,
+        )
+    file = io.BytesIO()
+    figure.savefig(file, format=file_format, dpi=scale * _PIXELS_PER_INCH)
+    return file.getvalue()
+
+
+def _edge(polygon: Polygon) -> str:
+    """Its own or, to hide the seams that rounding leaves, that of its fill."""
+    edge = polygon.edge or polygon.fill or "none"
+    return _INKS.get(edge, edge)

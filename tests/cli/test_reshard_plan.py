@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+import shardwise
+from shardwise.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., "Done"]
+SQUARE = ("--shape", "8,8", "--from", "chunk(0)", "--to", "grid([2, 2])")
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command in this process: status, standard output, standard error."""
+
+    def call(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["shardwise", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return Done(int(stop.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_a_plan_is_told_and_drawn_in_80_plain_columns(run: Run) -> None:
+    done = run("reshard-plan", *SQUARE, "--max-bytes", "16")
+    assert (done.status, done.err) == (0, "")
+    assert "\x1b" not in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+    for words in (
+        "128 B = lower bound",
+        "4 pairs of ranks",
+        "with at most 16 B of staging",
+        "from\\to",
+        "before",
+    ):
+        assert words in done.out
+    assert done.out.count("Layout((8, 8): grid 4x1") == 1, "the layouts are named once"
+
+
+def test_numbers_for_programs_are_those_of_the_plan(run: Run) -> None:
+    found = json.loads(run("reshard-plan", *SQUARE, "--dtype", "int8", "--json").out)
+    rows, grid = (
+        shardwise.parse_spec(text, ranks=range(4), device="cpu").layout((8, 8))
+        for text in ("chunk(0)", "grid([2, 2])")
+    )
+    plan = shardwise.plan_reshard(rows, grid, 1)
+    assert found["total_bytes"] == found["lower_bound"] == plan.total_bytes == 32
+    assert (found["num_messages"], found["num_rounds"], found["kept_bytes"]) == (4, 1, 32)
+    assert found["ranks"][3] == {
+        "rank": 3,
+        "sent": plan.bytes_sent(3),
+        "received": plan.bytes_received(3),
+        "kept": 8,
+        "num_peers": 1,
+        "peak_bytes": plan.peak_bytes(3),
+    }
+
+
+def test_a_thousand_ranks_fit_80_columns(run: Run) -> None:
+    words = ("--shape", "1000,8", "--from", "chunk(0)", "--to", "on_rank(0)")
+    done = run("reshard-plan", *words, "--world-size", "1000")
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert len(done.out.splitlines()) < 80
+    assert "999 pairs of ranks" in done.out
+
+
+@pytest.mark.parametrize(
+    "words", [("reshard-plan", *SQUARE), ("show", "--shape", "8,8", "--spec", "chunk(0)")]
+)
+def test_pictures_are_written_beside_the_drawing(
+    run: Run, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    page, svg = tmp_path / "a.html", tmp_path / "a.svg"
+    done = run(*words, "--html", str(page), "--svg", str(svg), "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["shape"] == [8, 8]
+    assert [line.split(" (")[0] for line in done.err.splitlines()] == [
+        f"wrote {page}",
+        f"wrote {svg}",
+    ]
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-bytes", "8Q"], "--max-bytes: expected bytes such as 4096, 64KiB or 1.5GiB"),
+        (["--max-bytes", "0"], "max_bytes"),
+        (["--to", "chunk(2)"], "Invalid sharding dim"),
+        (["--html", "plan.svg"], "--html: expected a path that ends in .html, got 'plan.svg'"),
+        (["--svg", "/nowhere/a.svg"], "/nowhere/a.svg: No such file or directory"),
+        (["--world-size", "4200", "--shape", "4200,4200", "--to", "chunk(1)"], "at most"),
+    ],
+)
+def test_a_wrong_argument_gets_one_line(run: Run, words: list[str], message: str) -> None:
+    done = run("reshard-plan", *SQUARE, *words)  # the last of two wins
+    assert (done.status, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1
+    assert message in done.err
+
+
+def test_help_teaches_by_example(run: Run) -> None:
+    out = run("reshard-plan", "--help").out
+    assert 'shardwise reshard-plan --shape 8192,8192 --from "chunk(0)" --to "chunk(1)"' in out
+    assert max(map(len, out.splitlines())) <= 80
