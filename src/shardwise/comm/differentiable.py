@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.transfer import TransferPlan
 
 __all__ = [
     "Carriers",
     "Exchange",
     "carriers_of",
     "exchange",
+    "exchange_of",
     "home_of",
     "make_tie",
     "merge_terms",
@@ -56,11 +58,15 @@ __all__ = [
 ]
 
 Carriers = tuple[torch.Tensor, ...]  # at least one
+_MOST_KEPT = 512  # exchanges of a group
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exchange:
-    """From one layout to another, on this rank. Devices are those of the local shards."""
+    """From one layout to another, on this rank. Devices are those of the local shards.
+
+    It keeps what follows from that alone, so what is done again and again uses one: `exchange_of`.
+    """
 
     source: Layout
     target: Layout
@@ -72,12 +78,13 @@ class Exchange:
     # gradients are its addends. Its boxes and ranks are those of the target, nothing being pending.
     work: Layout | None = None
 
-    @property
+    @cached_property
     def changes_nothing(self) -> bool:
         """Whether the result would be the tensor itself, but for the way of its gradient."""
         return self.source == self.target and self.source_devices == self.target_devices
 
-    def reversed(self) -> Exchange:
+    @cached_property
+    def back(self) -> Exchange:
         """The way of the gradient. [Note: gradients]"""
         rank = self.members.rank
         devices = _first_of_each(self.target, rank, self.target_devices)
@@ -91,6 +98,50 @@ class Exchange:
             source_devices=devices,
             target_devices=_first_of_each(self.source, rank, self.source_devices),
         )
+
+    @cached_property
+    def is_differentiable(self) -> bool:
+        """Whether there is a way back for gradients; `_check_differentiable` says why not."""
+        pending = {self.source.pending, self.target.pending}
+        devices = max(len(set(self.source_devices)), len(set(self.target_devices)))
+        return pending <= {None, "sum", "avg"} and devices <= 1
+
+    @cached_property
+    def has_shards(self) -> bool:
+        """Whether this rank holds some of the source, and no tie."""
+        return bool(self.source.boxes_of(self.members.rank))
+
+    def plan(self, itemsize: int) -> TransferPlan:
+        """The plan for elements of so many bytes."""
+        known = self._plans.get(itemsize)
+        if known is None:
+            known = self._plans[itemsize] = plan_reshard(self.source, self.target, itemsize)
+        return known
+
+    @cached_property
+    def _plans(self) -> dict[int, TransferPlan]:
+        return {}
+
+
+def exchange_of(
+    source: Layout,
+    target: Layout,
+    source_devices: tuple[torch.device, ...],
+    target_devices: tuple[torch.device, ...],
+    members: Communicator,
+    *,
+    max_bytes: int | None = None,
+    work: Layout | None = None,
+) -> Exchange:
+    """The exchange; of the same arguments the same object, as long as the group keeps it."""
+    key = source, target, source_devices, target_devices, max_bytes, work
+    known: Exchange | None = members.exchanges.get(key)
+    if known is None:
+        known = Exchange(source, target, source_devices, target_devices, members, max_bytes, work)
+        if len(members.exchanges) >= _MOST_KEPT:
+            members.exchanges.clear()
+        members.exchanges[key] = known
+    return known
 
 
 def make_tie(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -117,9 +168,10 @@ def exchange(
 
     Differentiable any number of times; `out`, the tensors to fill, is for values only.
     """
-    if torch.is_grad_enabled() and any(carrier.requires_grad for carrier in carriers):
+    if torch.is_grad_enabled() and any([carrier.requires_grad for carrier in carriers]):
         assert out is None
-        _check_differentiable(job)
+        if not job.is_differentiable:
+            _check_differentiable(job)
         found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
         return found
     if job.work is not None and job.changes_nothing:
@@ -182,14 +234,15 @@ def transfer_of(
     name: str = "tensor",
 ) -> Transfer:
     """The exchange as `execute_all` takes it; makes the outputs if they are on several devices."""
-    rank, dtype = job.members.rank, carriers[0].dtype
-    plan = plan_reshard(job.source, job.target, dtype.itemsize)
-    shards = shards_of(carriers, job.source, rank)
+    dtype = carriers[0].dtype
+    plan = job.plan(dtype.itemsize)
+    shards = carriers if job.has_shards else ()
     devices = job.target_devices
-    if out is None and len(set(devices)) > 1:
+    if out is None and len(devices) > 1 and len(set(devices)) > 1:
+        shapes = plan.shapes_of(job.members.rank).target
         out = [
             torch.empty(shape, dtype=dtype, device=device)
-            for shape, device in zip(plan.shapes_of(rank).target, devices, strict=True)
+            for shape, device in zip(shapes, devices, strict=True)
         ]
     device: torch.device | None = home_of(job, carriers)
     if out is not None or (shards and shards[0].device == device):
@@ -258,11 +311,21 @@ class _Back(torch.autograd.Function):
 
 def _sent_back(job: Exchange, grads: Carriers) -> Carriers:
     """The gradients of an exchange's carriers, from those of its result; values only."""
-    rank = job.members.rank
+    rank, back = job.members.rank, job.back
     if job.work is None:
         grads = _first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
-    outgoing = spread_terms(exchange(job.reversed(), grads), job.source, rank)
-    return scale_terms(outgoing, job.source, rank, up=False)
+    # A pending sum that goes to all ranks of its terms: its gradient is there, and stays.
+    sent = _at_home(back, grads) if back.source == back.target else exchange(back, grads)
+    return scale_terms(spread_terms(sent, job.source, rank), job.source, rank, up=False)
+
+
+def _at_home(job: Exchange, carriers: Carriers) -> Carriers:
+    """The carriers of an exchange between equal layouts, on the devices of its target."""
+    if job.source_devices == job.target_devices:
+        return carriers
+    return tuple(
+        [shard.to(device) for shard, device in zip(carriers, job.target_devices, strict=True)]
+    )
 
 
 def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.differentiable import exchange, exchange_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.implicit import announce
@@ -89,9 +89,9 @@ def run_pieces(
     is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
     view_of = _lost(decision, first) if decision.is_view else ()
     beside = _beside(first) if decision.is_view else ()
-    for one in made:
+    for one in made if is_from_rows or view_of or beside else ():
         one.is_from_rows, one.view_of, one.beside = is_from_rows, view_of, beside
-        one.is_special = bool(is_from_rows or view_of or beside)
+        one.is_special = bool(is_from_rows or view_of)
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)
@@ -125,7 +125,7 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
     if need.layout == one.layout and need.work is None:
         return one.carriers
     devices = (one.device,) * len(need.layout.boxes_of(rank))
-    job = Exchange(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
+    job = exchange_of(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
     return exchange(job, one.carriers)
 
 
@@ -141,7 +141,7 @@ def _made(
     if not all(has_output):
         outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
     return [
-        first.with_carriers(held, layout=layout, spec=None)
+        State(layout, tuple(held), first.rank, first.members, None, first.process_group)
         for held, layout in zip(outputs, layouts, strict=True)
     ]
 
