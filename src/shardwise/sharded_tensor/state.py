@@ -151,8 +151,13 @@ class State:
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks, views and remote references stay behind."""
         made = object.__new__(type(self))
-        kept = {name: value for name, value in vars(self).items() if name not in _LEFT_BEHIND}
-        vars(made).update(kept, carriers=tuple(carriers), **changes)
+        attributes = vars(made)
+        attributes.update(vars(self))
+        if not _LEFT_BEHIND.isdisjoint(attributes):
+            for name in _LEFT_BEHIND:
+                attributes.pop(name, None)
+        attributes.update(changes)
+        made.carriers = tuple(carriers)
         made.is_special = bool(made.is_freed or made.view_of or made.is_from_rows)
         return made
 
