@@ -19,7 +19,6 @@ of a pending tensor becomes one of nothing pending (`merge_terms`), one term sta
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -79,9 +78,14 @@ class Exchange:
     work: Layout | None = None
 
     @cached_property
+    def moves_nothing(self) -> bool:
+        """Whether every rank has what it is to have."""
+        return self.source == self.target
+
+    @cached_property
     def changes_nothing(self) -> bool:
         """Whether the result would be the tensor itself, but for the way of its gradient."""
-        return self.source == self.target and self.source_devices == self.target_devices
+        return self.moves_nothing and self.source_devices == self.target_devices
 
     @cached_property
     def back(self) -> Exchange:
@@ -105,6 +109,12 @@ class Exchange:
         pending = {self.source.pending, self.target.pending}
         devices = max(len(set(self.source_devices)), len(set(self.target_devices)))
         return pending <= {None, "sum", "avg"} and devices <= 1
+
+    @cached_property
+    def has_terms(self) -> bool:
+        """Whether gradients of terms of this rank are merged, spread or scaled on the way back."""
+        rank, ends = self.members.rank, (self.source, self.target)
+        return any(one.pending == "avg" or _groups(one, rank) is not None for one in ends)
 
     @cached_property
     def has_shards(self) -> bool:
@@ -288,10 +298,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         assert len(ctx.saved_tensors) == 1
-        with doing(f"backward of {ctx.op or 'reshard'}") if TRACES else nullcontext():
-            if not torch.is_grad_enabled():
-                return None, *_sent_back(ctx.job, grads)
-            return None, *_Back.apply(ctx.job, *grads)  # type: ignore[no-untyped-call]
+        send: Callable[..., Carriers] = _Back.apply if torch.is_grad_enabled() else _sent_back
+        if not TRACES:
+            return None, *send(ctx.job, *grads)
+        with doing(f"backward of {ctx.op or 'reshard'}"):
+            return None, *send(ctx.job, *grads)
 
 
 class _Back(torch.autograd.Function):
@@ -301,7 +312,7 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, job: Exchange, *grads: torch.Tensor) -> Carriers:
         ctx.job = job
         ctx.save_for_backward(grads[0].new_empty(0))  # as in `_Exchange`
-        return tuple([grad.detach() for grad in _sent_back(job, grads)])
+        return tuple([grad.detach() for grad in _sent_back(job, *grads)])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -309,23 +320,25 @@ class _Back(torch.autograd.Function):
         return None, *exchange(ctx.job, grads)
 
 
-def _sent_back(job: Exchange, grads: Carriers) -> Carriers:
+def _sent_back(job: Exchange, *grads: torch.Tensor) -> Carriers:
     """The gradients of an exchange's carriers, from those of its result; values only."""
-    rank, back = job.members.rank, job.back
+    if not job.has_terms:
+        return _sent(job.back, grads)
+    rank = job.members.rank
     if job.work is None:
         grads = _first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
-    # A pending sum that goes to all ranks of its terms: its gradient is there, and stays.
-    sent = _at_home(back, grads) if back.source == back.target else exchange(back, grads)
-    return scale_terms(spread_terms(sent, job.source, rank), job.source, rank, up=False)
+    sent = spread_terms(_sent(job.back, grads), job.source, rank)
+    return scale_terms(sent, job.source, rank, up=False)
 
 
-def _at_home(job: Exchange, carriers: Carriers) -> Carriers:
-    """The carriers of an exchange between equal layouts, on the devices of its target."""
-    if job.source_devices == job.target_devices:
-        return carriers
-    return tuple(
-        [shard.to(device) for shard, device in zip(carriers, job.target_devices, strict=True)]
-    )
+def _sent(back: Exchange, grads: Carriers) -> Carriers:
+    """Gradients on their way; those that are there, as of a pending sum that went to all, stay."""
+    if not back.moves_nothing:
+        return exchange(back, grads)
+    if back.changes_nothing:
+        return grads
+    places = zip(grads, back.target_devices, strict=True)
+    return tuple([grad.to(device) for grad, device in places])
 
 
 def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:

@@ -43,7 +43,8 @@ def run_pieces(
     found: Sequence[Found],
 ) -> Any:
     """What a call gives, by its decision, for any number of pieces on any ranks."""
-    first = next(one for one in found if isinstance(one, State))
+    states = [one for one in found if isinstance(one, State)]
+    first = states[0]
     rank = first.rank
     if known.moved_bytes:
         announce(
@@ -86,7 +87,7 @@ def run_pieces(
         made = _afterwards(decision.then, made, pieces)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
-    is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
+    is_from_rows = any([state.is_from_rows for state in states])
     view_of = _lost(decision, first) if decision.is_view else ()
     beside = _beside(first) if decision.is_view else ()
     for one in made if is_from_rows or view_of or beside else ():
@@ -122,7 +123,7 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
             ]
         ranks = tuple(sorted(first.comm.ranks))
         one = first.with_carriers([one], layout=replicated(tuple(one.shape), ranks), spec=None)
-    if need.layout == one.layout and need.work is None:
+    if need.work is None and need.layout == one.layout:
         return one.carriers
     devices = (one.device,) * len(need.layout.boxes_of(rank))
     job = exchange_of(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
