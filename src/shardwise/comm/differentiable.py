@@ -293,7 +293,10 @@ class _Exchange(torch.autograd.Function):
         if job.work is None:
             return _moved(job, values)
         moved = values if job.changes_nothing else _moved(job, values)
-        return tuple([shard.detach() for shard in _one_per_work(job, moved)])  # each its own object
+        entering = _one_per_work(job, moved)
+        if entering is moved:
+            return moved
+        return tuple([shard.detach() for shard in entering])  # each its own object
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -6,8 +6,9 @@ the result. So it calls the function on tensors without elements that come from 
 
 [Note: pieces of one graph] Nor may it matter which pieces of a tensor a rank goes on with: views
 leave some out, kernels pass over those without elements. So all pieces that a rank has of a tensor
-follow from the same exchanges. Functions of one operand keep it so; those of several, which may
-make one piece of the one and another of the other, as `cat` does, get pieces that follow from all.
+follow from the same exchanges. Functions of one operand keep it so, and those that make each piece
+from a piece of every operand; others, which may make one piece of the one and another of the other,
+as `cat` does, get pieces that follow from all.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def run_pieces(
             show_written(args[0])
         return args[0]
     if not decision.is_view:
-        pieces = _of_one_graph(pieces, decision.outputs, rank)
+        pieces = _of_one_graph(pieces, decision.outputs, rank, is_of_all=decision.is_of_all)
     ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
     made = _made(
         decision.outputs,
@@ -160,7 +161,11 @@ class _OneGraph(torch.autograd.Function):
 
 
 def _of_one_graph(
-    pieces: list[Sequence[torch.Tensor]], outputs: Sequence[Layout], rank: int
+    pieces: list[Sequence[torch.Tensor]],
+    outputs: Sequence[Layout],
+    rank: int,
+    *,
+    is_of_all: bool = False,
 ) -> list[Sequence[torch.Tensor]]:
     """The pieces, which follow from all where some might go nowhere.
 
@@ -168,8 +173,12 @@ def _of_one_graph(
     """
     if len(pieces) == 1 or not torch.is_grad_enabled():
         return pieces
-    if all(len(held) == 1 and held[0].numel() for held in pieces) and all(
-        len(layout.boxes_of(rank)) == 1 for layout in outputs
+    if all([piece.numel() for held in pieces for piece in held]) and (
+        is_of_all
+        or (
+            all([len(held) == 1 for held in pieces])
+            and all([len(layout.boxes_of(rank)) == 1 for layout in outputs])
+        )
     ):
         return pieces
     follow = [piece for held in pieces for piece in held if piece.requires_grad]
