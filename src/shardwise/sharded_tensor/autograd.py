@@ -141,12 +141,14 @@ def _held_grad(carrier: torch.Tensor) -> torch.Tensor:
 def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
     state = tensor._state
     state.shown_grad = None
-    grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
-    if value is not None:
-        grads = carriers_for(state, _checked_grad(state, value))
+    if value is None:
+        for carrier in state.carriers:
+            carrier.grad = None
+        return
+    grads = carriers_for(state, _checked_grad(state, value))
     for carrier, grad in zip(state.carriers, grads, strict=True):
         carrier.grad = grad
-    if value is not None and type(value) is ShardedTensor and state.layout.pending is None:
+    if type(value) is ShardedTensor and state.layout.pending is None:
         state.shown_grad = value
 
 
