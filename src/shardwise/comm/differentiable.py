@@ -19,9 +19,8 @@ of a pending tensor becomes one of nothing pending (`merge_terms`), one term sta
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.transfer import TransferPlan
 
 __all__ = [
     "Carriers",
     "Exchange",
     "carriers_of",
     "exchange",
+    "exchange_of",
     "home_of",
     "make_tie",
     "merge_terms",
@@ -56,11 +57,15 @@ __all__ = [
 ]
 
 Carriers = tuple[torch.Tensor, ...]  # at least one
+_MOST_KEPT = 512  # exchanges of a group
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exchange:
-    """From one layout to another, on this rank. Devices are those of the local shards."""
+    """From one layout to another, on this rank. Devices are those of the local shards.
+
+    It keeps what follows from that alone, so what is done again and again uses one: `exchange_of`.
+    """
 
     source: Layout
     target: Layout
@@ -72,12 +77,18 @@ class Exchange:
     # gradients are its addends. Its boxes and ranks are those of the target, nothing being pending.
     work: Layout | None = None
 
-    @property
+    @cached_property
+    def moves_nothing(self) -> bool:
+        """Whether every rank has what it is to have."""
+        return self.source == self.target
+
+    @cached_property
     def changes_nothing(self) -> bool:
         """Whether the result would be the tensor itself, but for the way of its gradient."""
-        return self.source == self.target and self.source_devices == self.target_devices
+        return self.moves_nothing and self.source_devices == self.target_devices
 
-    def reversed(self) -> Exchange:
+    @cached_property
+    def back(self) -> Exchange:
         """The way of the gradient. [Note: gradients]"""
         rank = self.members.rank
         devices = _first_of_each(self.target, rank, self.target_devices)
@@ -91,6 +102,56 @@ class Exchange:
             source_devices=devices,
             target_devices=_first_of_each(self.source, rank, self.source_devices),
         )
+
+    @cached_property
+    def is_differentiable(self) -> bool:
+        """Whether there is a way back for gradients; `_check_differentiable` says why not."""
+        pending = {self.source.pending, self.target.pending}
+        devices = max(len(set(self.source_devices)), len(set(self.target_devices)))
+        return pending <= {None, "sum", "avg"} and devices <= 1
+
+    @cached_property
+    def has_terms(self) -> bool:
+        """Whether gradients of terms of this rank are merged, spread or scaled on the way back."""
+        rank, ends = self.members.rank, (self.source, self.target)
+        return any(one.pending == "avg" or _groups(one, rank) is not None for one in ends)
+
+    @cached_property
+    def has_shards(self) -> bool:
+        """Whether this rank holds some of the source, and no tie."""
+        return bool(self.source.boxes_of(self.members.rank))
+
+    def plan(self, itemsize: int) -> TransferPlan:
+        """The plan for elements of so many bytes."""
+        known = self._plans.get(itemsize)
+        if known is None:
+            known = self._plans[itemsize] = plan_reshard(self.source, self.target, itemsize)
+        return known
+
+    @cached_property
+    def _plans(self) -> dict[int, TransferPlan]:
+        return {}
+
+
+def exchange_of(
+    source: Layout,
+    target: Layout,
+    source_devices: tuple[torch.device, ...],
+    target_devices: tuple[torch.device, ...],
+    members: Communicator,
+    *,
+    max_bytes: int | None = None,
+    work: Layout | None = None,
+) -> Exchange:
+    """The exchange; of the same arguments the same object, as long as the group keeps it."""
+    key = source, target, source_devices, target_devices, max_bytes, work
+    known: Exchange | None = members.exchanges.get(key)
+    if known is None:
+        known = Exchange(source, target, source_devices, target_devices, members, max_bytes, work)
+        if len(members.exchanges) >= _MOST_KEPT:
+            members.exchanges.clear()
+        members.exchanges[key] = known
+    return known
 
 
 def make_tie(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -117,9 +178,10 @@ def exchange(
 
     Differentiable any number of times; `out`, the tensors to fill, is for values only.
     """
-    if torch.is_grad_enabled() and any(carrier.requires_grad for carrier in carriers):
+    if torch.is_grad_enabled() and any([carrier.requires_grad for carrier in carriers]):
         assert out is None
-        _check_differentiable(job)
+        if not job.is_differentiable:
+            _check_differentiable(job)
         found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
         return found
     if job.work is not None and job.changes_nothing:
@@ -182,14 +244,15 @@ def transfer_of(
     name: str = "tensor",
 ) -> Transfer:
     """The exchange as `execute_all` takes it; makes the outputs if they are on several devices."""
-    rank, dtype = job.members.rank, carriers[0].dtype
-    plan = plan_reshard(job.source, job.target, dtype.itemsize)
-    shards = shards_of(carriers, job.source, rank)
+    dtype = carriers[0].dtype
+    plan = job.plan(dtype.itemsize)
+    shards = carriers if job.has_shards else ()
     devices = job.target_devices
-    if out is None and len(set(devices)) > 1:
+    if out is None and len(devices) > 1 and len(set(devices)) > 1:
+        shapes = plan.shapes_of(job.members.rank).target
         out = [
             torch.empty(shape, dtype=dtype, device=device)
-            for shape, device in zip(plan.shapes_of(rank).target, devices, strict=True)
+            for shape, device in zip(shapes, devices, strict=True)
         ]
     device: torch.device | None = home_of(job, carriers)
     if out is not None or (shards and shards[0].device == device):
@@ -230,15 +293,19 @@ class _Exchange(torch.autograd.Function):
         if job.work is None:
             return _moved(job, values)
         moved = values if job.changes_nothing else _moved(job, values)
-        return tuple([shard.detach() for shard in _one_per_work(job, moved)])  # each its own object
+        entering = _one_per_work(job, moved)
+        if entering is moved:
+            return moved
+        return tuple([shard.detach() for shard in entering])  # each its own object
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         assert len(ctx.saved_tensors) == 1
-        with doing(f"backward of {ctx.op or 'reshard'}") if TRACES else nullcontext():
-            if not torch.is_grad_enabled():
-                return None, *_sent_back(ctx.job, grads)
-            return None, *_Back.apply(ctx.job, *grads)  # type: ignore[no-untyped-call]
+        send: Callable[..., Carriers] = _Back.apply if torch.is_grad_enabled() else _sent_back
+        if not TRACES:
+            return None, *send(ctx.job, *grads)
+        with doing(f"backward of {ctx.op or 'reshard'}"):
+            return None, *send(ctx.job, *grads)
 
 
 class _Back(torch.autograd.Function):
@@ -248,7 +315,7 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, job: Exchange, *grads: torch.Tensor) -> Carriers:
         ctx.job = job
         ctx.save_for_backward(grads[0].new_empty(0))  # as in `_Exchange`
-        return tuple([grad.detach() for grad in _sent_back(job, grads)])
+        return tuple([grad.detach() for grad in _sent_back(job, *grads)])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -256,13 +323,25 @@ class _Back(torch.autograd.Function):
         return None, *exchange(ctx.job, grads)
 
 
-def _sent_back(job: Exchange, grads: Carriers) -> Carriers:
+def _sent_back(job: Exchange, *grads: torch.Tensor) -> Carriers:
     """The gradients of an exchange's carriers, from those of its result; values only."""
+    if not job.has_terms:
+        return _sent(job.back, grads)
     rank = job.members.rank
     if job.work is None:
         grads = _first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
-    outgoing = spread_terms(exchange(job.reversed(), grads), job.source, rank)
-    return scale_terms(outgoing, job.source, rank, up=False)
+    sent = spread_terms(_sent(job.back, grads), job.source, rank)
+    return scale_terms(sent, job.source, rank, up=False)
+
+
+def _sent(back: Exchange, grads: Carriers) -> Carriers:
+    """Gradients on their way; those that are there, as of a pending sum that went to all, stay."""
+    if not back.moves_nothing:
+        return exchange(back, grads)
+    if back.changes_nothing:
+        return grads
+    places = zip(grads, back.target_devices, strict=True)
+    return tuple([grad.to(device) for grad, device in places])
 
 
 def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:

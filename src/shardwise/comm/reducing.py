@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import ReduceOp
     from shardwise.transfer.program import Scale
 
-__all__ = ["add_to", "check_reducible", "fill_identity", "rescale"]
+__all__ = ["add_to", "check_reducible", "fill_identity", "reduce_into", "rescale"]
 
 # torch has no arithmetic in these dtypes; one that holds all their values does it, value by value.
 _WIDER = {
@@ -59,6 +59,18 @@ def add_to(result: torch.Tensor, addend: torch.Tensor, op: ReduceOp) -> None:
         result.copy_(pick(result, addend)) if result.numel() == 1 else pick(
             result, addend, out=result
         )
+
+
+def reduce_into(
+    result: torch.Tensor, first: torch.Tensor, second: torch.Tensor, op: ReduceOp
+) -> torch.Tensor:
+    """`result = op(first, second)`, which is returned; `first` may be the result itself."""
+    if op in ("sum", "avg") and result.dtype not in _WIDER:
+        return torch.add(first, second, out=result)  # one pass over memory instead of two
+    if first is not result:
+        result.copy_(first)
+    add_to(result, second, op)
+    return result
 
 
 def fill_identity(result: torch.Tensor, op: ReduceOp) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.comm.reducing import add_to
+from shardwise.comm.reducing import reduce_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,19 +148,19 @@ def _run_round(
     for target, source in round_.copies:
         _at(target, held).copy_(_at(source, held))
     for spot, addends in round_.sums:
-        result, is_first = _at(spot, held), True
+        assert op is not None
+        result = _at(spot, held)
+        so_far: torch.Tensor | None = None
         for addend in addends:
             if isinstance(addend, int):
                 flight.land(addend)
                 box = landings[addend]
             else:
                 box = _at(addend, held)
-            if is_first:
-                result.copy_(box)
-            else:
-                assert op is not None
-                add_to(result, box, op)
-            is_first = False
+            so_far = box if so_far is None else reduce_into(result, so_far, box, op)
+        assert so_far is not None
+        if so_far is not result:
+            result.copy_(so_far)
     for number, (_, _, spot, is_direct) in enumerate(round_.receives):
         if spot is not None and not is_direct:
             flight.land(number)

@@ -204,6 +204,7 @@ class SimulatedCommunicator:
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.exchanges: dict[tuple[Any, ...], Any] = {}
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 
     @property

@@ -46,6 +46,8 @@ class ReshardedOutput:
     spec: ShardingSpec
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, ShardedTensor):  # as most are, and there is nothing to look for
+            return self._moved(output)
         _check_sharded(output, self.name, "output_plan")
         return map_tensors(self._moved, output)
 

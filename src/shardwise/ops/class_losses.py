@@ -139,6 +139,8 @@ def _decide_whole(call: Call, terms: Terms, layout: Layout, besides: Sequence[Be
 
 def _result_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype of losses, now: autocast may change it."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x.dtype
     ones = torch.ones((1, 1), dtype=x.dtype, device=x.device)
     return F.cross_entropy(ones, torch.zeros(1, dtype=torch.int64, device=x.device)).dtype
 
@@ -169,20 +171,24 @@ class _Rows(NamedTuple):
     def fold(self, x: Operand) -> Fold:
         kinds = self.kinds
 
-        def merge(partials: Tensors) -> Tensors:
+        def merged(partials: Tensors) -> list[torch.Tensor]:
             by_kind = zip(kinds, partials[0].unbind(1), strict=True)
-            merged = [one.logsumexp(0) if kind == "total" else one.sum(0) for kind, one in by_kind]
-            return (torch.stack(merged),)
+            return [one.logsumexp(0) if kind == "total" else one.sum(0) for kind, one in by_kind]
 
-        def final(partial: Tensors) -> Tensors:
-            known = dict(zip(kinds, partial[0].unbind(0), strict=True))
-            loss, weight = self.loss(known)
+        def final(values: Sequence[torch.Tensor]) -> Tensors:
+            loss, weight = self.loss(dict(zip(kinds, values, strict=True)))
             ones = torch.empty(0, dtype=x.dtype, device=loss.device)
             dtype = _result_dtype(ones)
             return loss.to(dtype), weight.detach().to(dtype)
 
         identity = tuple(-math.inf if kind == "total" else 0.0 for kind in kinds)
-        return Fold(lambda partial, _: (partial,), merge, final, lambda _: (identity,))
+        return Fold(
+            lambda partial, _: (partial,),
+            lambda partials: (torch.stack(merged(partials)),),
+            lambda partial: final(partial[0].unbind(0)),
+            lambda _: (identity,),
+            conclude=lambda partials: final(merged(partials)),
+        )
 
     def loss(self, known: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each row, and its weight in a mean."""
@@ -241,7 +247,8 @@ def _known_of(
         raise IndexError(f"Target {int(target[is_wrong][0])} is out of bounds.")
     is_here = is_valid & (target >= box.start[dim]) & (target < box.stop[dim])
     index = torch.where(is_here, target - box.start[dim], 0)
-    index = torch.where(is_wrong, -1, index)  # elsewhere the device says so
+    if not is_wrong.is_cpu:
+        index = torch.where(is_wrong, -1, index)  # so that the device says it
     weight = None if weight is None else weight.detach().to(piece.dtype)
     values = _Values.apply(  # type: ignore[no-untyped-call]
         piece, index, is_here, weight, dim, options.is_log, bool(options.smoothing)
@@ -375,7 +382,9 @@ def _of_indices(
             expected="dtype torch.int64 or torch.uint8, or probabilities of the input's shape",
             got=f"{target.dtype} of shape {tuple(target.shape)}",
         )
-    losses, weights = _row_losses(input, target.to(torch.int64), weight, *options)
+    if target.dtype != torch.int64:
+        target = target.to(torch.int64)
+    losses, weights = _row_losses(input, target, weight, *options)
     if reduction != "mean":
         return reduced_by(losses, reduction)
     return losses.sum() / weights.sum()

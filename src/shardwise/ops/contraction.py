@@ -170,6 +170,7 @@ def _made(
         and len(sums[0]) == 1
         and all(spot.is_whole for spot in sums[0][0][0])
         and (form.run is None or form.is_own(sums[0][0][1])),
+        is_of_all=form.run is None,
     )
 
 

@@ -25,12 +25,12 @@ def own_function(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        tensors = [
-            one
-            for arg in (*args, *kwargs.values())
-            for one in (arg if isinstance(arg, list | tuple) else (arg,))
-            if isinstance(one, torch.Tensor)
-        ]
+        tensors: list[torch.Tensor] = []
+        for arg in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(arg, torch.Tensor):
+                tensors.append(arg)
+            elif isinstance(arg, list | tuple):
+                tensors += [one for one in arg if isinstance(one, torch.Tensor)]
         if has_torch_function(tensors):
             return handle_torch_function(run, tensors, *args, **kwargs)
         return function(*args, **kwargs)

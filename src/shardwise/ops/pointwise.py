@@ -83,6 +83,7 @@ def decide_pointwise(
         (way.output,),
         kernel,
         is_one_call=len(rows) == 1 and all(spot.part is None for spot in rows[0]),
+        is_of_all=True,
         is_in_place=in_place,
     )
 

@@ -125,6 +125,8 @@ class Decision:
     # elements per operand, and says by its results which dtypes they have; default: invoke.
     phantom: Callable[..., Any] | None = None
     is_one_call: bool = False  # whether the kernel on this rank is one `invoke` and no more
+    # Whether each local piece of an output is made by `invoke`, from a piece of every operand.
+    is_of_all: bool = False
     is_in_place: bool = False  # whether the function changes its first operand and returns it
     # Whether the outputs show the memory of the first operand; if that has to move, a copy of it.
     is_view: bool = False

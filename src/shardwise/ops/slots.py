@@ -58,6 +58,7 @@ class Fold(NamedTuple):
     # Per tensor of a partial, the values that change nothing; called with the dtype.
     identity: Callable[[torch.dtype], tuple[tuple[Any, ...], ...]]
     is_own: bool = False  # whether torch's function, even of a whole tensor, will not do
+    conclude: Callable[[Tensors], Tensors] | None = None  # final of merge, where that is quicker
 
 
 def decide_fold(
@@ -106,12 +107,13 @@ def decide_slots(
     together = [_together(terms, width, everybody) for width in slots.widths]
     result = _result_layout(terms, everybody)
     count = len(outlines(call))
+    conclude = fold.conclude or (lambda partials: fold.final(fold.merge(partials)))
 
     def finish(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         boxes = result.boxes_of(call.rank)
         rows = []
         for box, *partials in zip(boxes, *pieces, strict=True):
-            results = fold.final(fold.merge(tuple(partials)))
+            results = conclude(tuple(partials))
             rows.append([one.reshape(box.shape) for one in results])
         return [list(column) for column in zip(*rows, strict=True)]
 
@@ -120,7 +122,7 @@ def decide_slots(
         units = [
             unit_of([tie], (1, width, *kept)) for tie, width in zip(ties, slots.widths, strict=True)
         ]
-        return [as_tie(one) for one in fold.final(fold.merge(tuple(units)))]
+        return [as_tie(one) for one in conclude(tuple(units))]
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -157,6 +159,10 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
     widths = tuple(map(len, fold.identity(torch.float32)))
     layouts = tuple(_slot_layout(terms, width) for width in widths)
     boxes = need.boxes_of(rank)
+    held = [  # of each layout the local boxes, and the shares of each; no shares: a filler
+        [(box, terms.shares.get((Box(box.start[2:], box.stop[2:]), box.start[0]))) for box in local]
+        for local in [layout.boxes_of(rank) for layout in layouts]
+    ]
 
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
@@ -170,13 +176,12 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
             return tuple(part[index] for part in lifted[share.piece])
 
         made: list[list[torch.Tensor]] = []
-        for number, layout in enumerate(layouts):
+        for number, listed in enumerate(held):
             made.append([])
-            for box in layout.boxes_of(rank):
-                cell = Box(box.start[2:], box.stop[2:])
+            for box, shares in listed:
                 if not box.volume:
                     made[-1].append(phantom(pieces[0][0])[number].reshape(box.shape))
-                elif (shares := terms.shares.get((cell, box.start[0]))) is not None:
+                elif shares is not None:
                     made[-1].append(_merged(fold, [partial(s) for s in shares])[number])
                 else:
                     made[-1].append(_filler(box, lifted, number, fold))

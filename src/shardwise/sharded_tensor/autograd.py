@@ -86,7 +86,7 @@ def _retains_grad(tensor: ShardedTensor) -> bool:
 
 def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State | None:
     """State of the gradient, given that of each carrier; None if no carrier has one."""
-    if all(grad is None for grad in grads):
+    if all([grad is None for grad in grads]):
         return None
     given = [
         torch.zeros_like(carrier) if grad is None else grad
@@ -100,17 +100,23 @@ def gradient_state(state: State, grads: Sequence[torch.Tensor | None]) -> State 
 @handles(_Tensor.grad.__get__)
 def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
     state = tensor._state
+    carriers = state.carriers
     shown: ShardedTensor | None = state.shown_grad
     if shown is not None:
-        carriers, grads = state.carriers, shown._state.carriers
+        grads = shown._state.carriers
         is_first = carriers[0].grad is grads[0]  # the only one, mostly
         if is_first and (len(grads) == 1 or all(map(_has_grad, carriers[1:], grads[1:]))):
             return shown
         state.shown_grad = None
-    if all(carrier.grad is None for carrier in state.carriers):
+    given = [carrier.grad for carrier in carriers]
+    num_missing = sum([grad is None for grad in given])
+    if num_missing == len(given):
         return None
+    if not num_missing and state.layout.pending is None:  # nothing to add, and nothing to merge
+        state.shown_grad = shown = wrap(state.with_carriers(given))  # type: ignore[arg-type]
+        return shown
     with torch.no_grad():
-        held = tuple([_held_grad(carrier) for carrier in state.carriers])
+        held = tuple([_held_grad(carrier) for carrier in carriers])
         found = gradient_state(state, held)
     assert found is not None
     if state.layout.pending is None or not _has_several(state.layout):
@@ -135,12 +141,14 @@ def _held_grad(carrier: torch.Tensor) -> torch.Tensor:
 def _set_grad(tensor: ShardedTensor, value: ShardedTensor | None) -> None:
     state = tensor._state
     state.shown_grad = None
-    grads: Sequence[torch.Tensor | None] = [None] * len(state.carriers)
-    if value is not None:
-        grads = carriers_for(state, _checked_grad(state, value))
+    if value is None:
+        for carrier in state.carriers:
+            carrier.grad = None
+        return
+    grads = carriers_for(state, _checked_grad(state, value))
     for carrier, grad in zip(state.carriers, grads, strict=True):
         carrier.grad = grad
-    if value is not None and type(value) is ShardedTensor and state.layout.pending is None:
+    if type(value) is ShardedTensor and state.layout.pending is None:
         state.shown_grad = value
 
 

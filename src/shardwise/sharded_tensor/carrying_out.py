@@ -6,8 +6,9 @@ the result. So it calls the function on tensors without elements that come from 
 
 [Note: pieces of one graph] Nor may it matter which pieces of a tensor a rank goes on with: views
 leave some out, kernels pass over those without elements. So all pieces that a rank has of a tensor
-follow from the same exchanges. Functions of one operand keep it so; those of several, which may
-make one piece of the one and another of the other, as `cat` does, get pieces that follow from all.
+follow from the same exchanges. Functions of one operand keep it so, and those that make each piece
+from a piece of every operand; others, which may make one piece of the one and another of the other,
+as `cat` does, get pieces that follow from all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.differentiable import exchange, exchange_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.implicit import announce
@@ -43,7 +44,8 @@ def run_pieces(
     found: Sequence[Found],
 ) -> Any:
     """What a call gives, by its decision, for any number of pieces on any ranks."""
-    first = next(one for one in found if isinstance(one, State))
+    states = [one for one in found if isinstance(one, State)]
+    first = states[0]
     rank = first.rank
     if known.moved_bytes:
         announce(
@@ -72,7 +74,7 @@ def run_pieces(
             show_written(args[0])
         return args[0]
     if not decision.is_view:
-        pieces = _of_one_graph(pieces, decision.outputs, rank)
+        pieces = _of_one_graph(pieces, decision.outputs, rank, is_of_all=decision.is_of_all)
     ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
     made = _made(
         decision.outputs,
@@ -86,12 +88,12 @@ def run_pieces(
         made = _afterwards(decision.then, made, pieces)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]
-    is_from_rows = any(isinstance(one, State) and one.is_from_rows for one in found)
+    is_from_rows = any([state.is_from_rows for state in states])
     view_of = _lost(decision, first) if decision.is_view else ()
     beside = _beside(first) if decision.is_view else ()
-    for one in made:
+    for one in made if is_from_rows or view_of or beside else ():
         one.is_from_rows, one.view_of, one.beside = is_from_rows, view_of, beside
-        one.is_special = bool(is_from_rows or view_of or beside)
+        one.is_special = bool(is_from_rows or view_of)
     tensors = [wrap(one) for one in made]
     if decision.pack is not None:
         return decision.pack(tensors)
@@ -122,10 +124,10 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
             ]
         ranks = tuple(sorted(first.comm.ranks))
         one = first.with_carriers([one], layout=replicated(tuple(one.shape), ranks), spec=None)
-    if need.layout == one.layout and need.work is None:
+    if need.work is None and need.layout == one.layout:
         return one.carriers
     devices = (one.device,) * len(need.layout.boxes_of(rank))
-    job = Exchange(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
+    job = exchange_of(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
     return exchange(job, one.carriers)
 
 
@@ -141,7 +143,7 @@ def _made(
     if not all(has_output):
         outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
     return [
-        first.with_carriers(held, layout=layout, spec=None)
+        State(layout, tuple(held), first.rank, first.members, None, first.process_group)
         for held, layout in zip(outputs, layouts, strict=True)
     ]
 
@@ -159,7 +161,11 @@ class _OneGraph(torch.autograd.Function):
 
 
 def _of_one_graph(
-    pieces: list[Sequence[torch.Tensor]], outputs: Sequence[Layout], rank: int
+    pieces: list[Sequence[torch.Tensor]],
+    outputs: Sequence[Layout],
+    rank: int,
+    *,
+    is_of_all: bool = False,
 ) -> list[Sequence[torch.Tensor]]:
     """The pieces, which follow from all where some might go nowhere.
 
@@ -167,8 +173,12 @@ def _of_one_graph(
     """
     if len(pieces) == 1 or not torch.is_grad_enabled():
         return pieces
-    if all(len(held) == 1 and held[0].numel() for held in pieces) and all(
-        len(layout.boxes_of(rank)) == 1 for layout in outputs
+    if all([piece.numel() for held in pieces for piece in held]) and (
+        is_of_all
+        or (
+            all([len(held) == 1 for held in pieces])
+            and all([len(layout.boxes_of(rank)) == 1 for layout in outputs])
+        )
     ):
         return pieces
     follow = [piece for held in pieces for piece in held if piece.requires_grad]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shardwise.comm.differentiable import Exchange
+from shardwise.comm.differentiable import exchange_of
 from shardwise.errors import ArgumentTypeError
 from shardwise.ops import Call, Operand
 from shardwise.ops.work import bytes_moved
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.differentiable import Exchange
     from shardwise.ops import Decision, Need, Rule
 
 __all__ = ["Found", "Known", "call_with", "decide", "needs_grad"]
@@ -30,16 +31,15 @@ class Known(NamedTuple):
 
     decision: Decision | None  # None: the rule does not cover the call
     is_quick: bool  # [Note: the quick way] in `running.py`
-    is_slow_with_grad: bool  # since gradients of operands are summed or moved
     like: int | None  # the operand whose layout is the output's, and which so has its spec
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
     slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
-    # Of a quick call: the operands whose gradients are summed or moved, and by what. Else nothing.
+    # Of a quick call: positions of the arguments whose gradients are summed or moved, and by what.
     entering: tuple[tuple[int, Exchange], ...] = ()
-    is_always_quick: bool = False  # also with gradients; and gives a new tensor
+    makes_quickly: bool = False  # whether it is quick, and gives a new tensor
+    is_view: bool = False  # the decision's
     output: Any = None  # the layout of the decision's first
-    like_argument: int | None = None  # the position of `like` among the arguments
     local: Callable[[torch.Tensor], torch.Tensor] | None = None  # the decision's
 
 
@@ -69,7 +69,7 @@ def decide(
     has_grad = rule.reads_grad and needs_grad(found)
     decision = rule.decide(Call(func, seen, named, operands, ranks, rank, has_grad))
     if decision is None:
-        return Known(None, False, False, None, operands, tuple(slots), 0)
+        return Known(None, False, None, operands, tuple(slots), 0)
     if rule.asks_torch:
         _ask_torch(func, args, kwargs, slots, found)
     pairs = list(zip(operands, decision.needs, strict=True))
@@ -80,9 +80,7 @@ def decide(
         need.layout.is_replicated if operand.is_plain else need.layout == operand.layout
         for operand, need in pairs
     )
-    is_slow_with_grad = any(
-        need.work is not None or need.layout != operand.layout for operand, need in pairs
-    )
+    has_entering = any(_enters(*pair) for pair in pairs)
     is_quick = (
         (decision.is_one_call or decision.local is not None)
         and has_one_piece
@@ -92,34 +90,44 @@ def decide(
         and len(decision.outputs) == 1
         and all(isinstance(slot[0], int) for slot in slots)
         # What enters work is put in its place, and not in lists.
-        and (not is_slow_with_grad or all(len(slot) == 1 for slot in slots))
+        and (not has_entering or all(len(slot) == 1 for slot in slots))
     )
     like = [k for k, operand in enumerate(operands) if operand.layout == decision.outputs[0]]
     like = [k for k in like if not operands[k].is_plain]
     return Known(
         decision,
         is_quick,
-        is_slow_with_grad,
         like[0] if like else None,
         operands,
         tuple(slots),
         sum(bytes_moved(operand, need) for operand, need in pairs),
-        _entering(pairs, members, states[0].device) if is_quick else (),
-        is_quick and not is_slow_with_grad and not decision.is_in_place,
+        _entering(pairs, slots, members, states[0].device) if is_quick else (),
+        is_quick and not decision.is_in_place,
+        decision.is_view,
         decision.outputs[0],
-        slots[like[0]][0] if like else None,
         decision.local,
     )
 
 
+def _enters(operand: Operand, need: Need) -> bool:
+    """Whether the gradient of an operand that stays in its place is summed or moved."""
+    return need.work is not None or need.layout != operand.layout
+
+
 def _entering(
-    pairs: Sequence[tuple[Operand, Need]], members: Communicator, device: torch.device
+    pairs: Sequence[tuple[Operand, Need]],
+    slots: Sequence[tuple[Any, ...]],
+    members: Communicator,
+    device: torch.device,
 ) -> tuple[tuple[int, Exchange], ...]:
     """The quick way with gradients: here nothing moves on the way there."""
     return tuple(
-        (k, Exchange(operand.layout, need.layout, (device,), (device,), members, work=need.work))
-        for k, (operand, need) in enumerate(pairs)
-        if need.work is not None or need.layout != operand.layout
+        (
+            slot[0],
+            exchange_of(operand.layout, need.layout, (device,), (device,), members, work=need.work),
+        )
+        for (operand, need), slot in zip(pairs, slots, strict=True)
+        if _enters(operand, need)
     )
 
 

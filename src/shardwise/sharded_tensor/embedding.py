@@ -75,7 +75,7 @@ def _torch_embedding(
 
 def _embedding(input: Any, weight: Any, options: Options) -> Any:
     table, ids = operands_of(F.embedding, input, weight, [input])
-    options = checked_options(F.embedding, input, weight, options, table.rank)
+    options = checked_options(F.embedding, input, table, options)
     needs_grad = table.requires_grad and torch.is_grad_enabled()
     is_marked = options.padding_idx is not None or options.scale_grad_by_freq
     fetches = ids.state is None or not meet(ids.state.layout, table.layout)
@@ -89,8 +89,9 @@ def _embedding(input: Any, weight: Any, options: Options) -> Any:
     if not fetches:
         assert ids.state is not None
         for piece in ids.pieces:  # not all of which a kernel may see
-            check_range(piece, weight.shape[0], what="embedding")
-        result: Any = look_up(wrap(ids.state), weight if not is_plain(weight) else wrap(table))
+            check_range(piece, table.layout.shape[0], what="embedding")
+        asked = wrap(ids.state) if is_plain(input) or input._state is not ids.state else input
+        result: Any = look_up(asked, wrap(table) if is_plain(weight) else weight)
         if factors is None:
             return result
         layout = with_dims(ids.state.layout, 1)

@@ -79,7 +79,7 @@ def _embedding_bag(
 ) -> Any:
     func = F.embedding_bag
     table, ids = operands_of(func, input, weight, [input, offsets, weights])
-    options = checked_options(func, input, weight, options, table.rank)
+    options = checked_options(func, input, table, options)
     _check_bags(input, offsets, weights, bags, options, table.rank)
     if ids.state is not None:
         ids = shared_ids(_with_whole_bags(ids.state, func))

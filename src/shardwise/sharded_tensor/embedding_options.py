@@ -37,13 +37,11 @@ class Options(NamedTuple):
     sparse: bool
 
 
-def checked_options(func: Any, ids: Any, weight: Any, options: Options, rank: int) -> Options:
+def checked_options(func: Any, ids: Any, table: State, options: Options) -> Options:
     """The options with a padding index from 0; raises what every rank can see to be wrong."""
-    what = func.__name__
-    if weight.dim() != 2:
-        raise ArgumentValueError(
-            f"{what}: 'weight' must be 2-D", rank=rank, got=f"shape {tuple(weight.shape)}"
-        )
+    what, rank, shape = func.__name__, table.rank, table.layout.shape
+    if len(shape) != 2:
+        raise ArgumentValueError(f"{what}: 'weight' must be 2-D", rank=rank, got=f"shape {shape}")
     if ids.dtype not in (torch.int32, torch.int64):
         raise ArgumentTypeError(
             f"{what}: indices",
@@ -51,14 +49,14 @@ def checked_options(func: Any, ids: Any, weight: Any, options: Options, rank: in
             expected="dtype torch.int64 or torch.int32",
             got=ids.dtype,
         )
-    if options.sparse and weight.requires_grad and torch.is_grad_enabled():
+    if options.sparse and table.requires_grad and torch.is_grad_enabled():
         raise OpError(
             f"{what}: sparse gradients of a ShardedTensor",
             rank=rank,
             got="sparse=True",
             fix="Pass sparse=False: only rows that were used are sent, whatever the gradient is.",
         )
-    padding, size = options.padding_idx, weight.shape[0]
+    padding, size = options.padding_idx, shape[0]
     if padding is None:
         return options
     if not -size <= padding < size:

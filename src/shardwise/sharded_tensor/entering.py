@@ -101,7 +101,7 @@ class _Enter(torch.autograd.Function):
         job = ctx.entry.job
         if job.work is None and job.changes_nothing:
             return None, *grads
-        return None, *exchange(job.reversed(), grads)
+        return None, *exchange(job.back, grads)
 
 
 class _Tie(torch.autograd.Function):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwise.comm.differentiable import Exchange, carriers_of, exchange, own_parts, start
+from shardwise.comm.differentiable import carriers_of, exchange, exchange_of, own_parts, start
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.comm.differentiable import Exchange
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -78,8 +79,14 @@ def job_for(
     """The exchange that takes a tensor to `layout`."""
     if devices is None:
         devices = (state.device,) * len(layout.boxes_of(state.rank))
-    return Exchange(
-        state.layout, layout, state.devices, tuple(devices), state.comm, max_bytes, work
+    return exchange_of(
+        state.layout,
+        layout,
+        state.devices,
+        tuple(devices),
+        state.comm,
+        max_bytes=max_bytes,
+        work=work,
     )
 
 

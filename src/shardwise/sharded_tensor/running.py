@@ -46,6 +46,7 @@ from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.comm.differentiable import Exchange
     from shardwise.ops import Rule
     from shardwise.sharded_tensor.deciding import Found
 
@@ -77,7 +78,9 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
             return _run(rule, func, args, kwargs)
         key: list[Any] = [func]  # as in `_run`
         here: list[Any] = []
-        first: Any = None
+        found: list[State] = []
+        members: Any = None
+        known: Known | None = None
         # Under the guard torch does not ask us about the wrappers' own attributes.
         with _NoDispatch():
             for arg in args:
@@ -90,9 +93,10 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                     key.append(id(state.layout))
                     key.append(carrier.dtype)
                     here.append(carrier)
-                    if first is None:
-                        first = state
-                    elif state.members is not first.members:
+                    found.append(state)
+                    if members is None:
+                        members = state.members
+                    elif state.members is not members:
                         break
                 elif kind in _PLAIN:
                     key.append(kind)
@@ -107,15 +111,17 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                 else:
                     break
             else:
-                members = first.members
-                known = None if members is None else members.decisions.get(tuple(key))
-                if known is not None and known.is_always_quick and not is_debugging():
+                if members is not None and not is_debugging() and not TRACES:
+                    known = members.decisions.get(tuple(key))
+                if known is not None and known.makes_quickly:
+                    if known.entering:
+                        _enter(known.entering, here)
                     local = known.local
                     piece = func(*here) if local is None else local(here[0])
                     if piece is here[0]:
                         return args[0]
-                    like, layout = known.like_argument, known.output
-                    spec = None if like is None else args[like]._state.spec
+                    first, like, layout = found[0], known.like, known.output
+                    spec = None if like is None else found[like].spec
                     requires_grad = piece.requires_grad
                     made = make_wrapper(
                         ShardedTensor,
@@ -124,13 +130,17 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                         device=piece.device,
                         requires_grad=requires_grad,
                     )
-                    made._state = State(
+                    made._state = state = State(
                         layout, (piece,), first.rank, members, spec, first.process_group
                     )
+                    if known.is_view and first.beside:
+                        state.beside = first.beside
                     if requires_grad:
                         set_hooks(made, ASTRAY)
                     return made
-        return _run(rule, func, args, kwargs)
+        if known is None:
+            return _run(rule, func, args, kwargs)
+        return _carry_out(known, rule, func, args, kwargs, found, here)
 
     return run
 
@@ -141,7 +151,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     found: list[Found] = []
     here: list[Any] = []  # the arguments of the quick way; those in `kwargs` make it a long one
     first: Any = None
-    is_from_rows = has_plain = False
+    has_plain = False
     with _NoDispatch():
         for arg in args:
             if type(arg) is ShardedTensor:
@@ -155,7 +165,6 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 here.append(carrier)
                 if first is None:
                     first = state
-                is_from_rows |= state.is_from_rows
             else:
                 here.append(_note(arg, key, found, reads_numbers=rule.reads_numbers))
                 has_plain = has_plain or isinstance(arg, _MAY_BE_PLAIN)
@@ -185,19 +194,32 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if len(decisions) >= _MOST_KEPT:
             decisions.clear()
         decisions[tuple(key)] = known
-    decision, is_quick, is_slow_with_grad, like = known[:4]
+    return _carry_out(known, rule, func, args, kwargs, found, here)
+
+
+def _carry_out(
+    known: Known,
+    rule: Rule,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: Sequence[Found],
+    here: list[Any],
+) -> Any:
+    """What a call gives, by what is known of it; `here` are the arguments of the quick way."""
+    decision = known.decision
     if decision is None:
         if rule.otherwise is not None:
             return rule.otherwise(*args, **kwargs)
         return compute_by_gathering(func, args, kwargs)
     if is_debugging():
         compare_calls(func, found)
-    if not is_quick:
+    if not known.is_quick:
         with doing(function_name(func)) if TRACES else _NOTHING:
             return run_pieces(known, decision, func, args, kwargs, found)
-    if is_slow_with_grad and needs_grad(found):
+    if known.entering:
         with doing(function_name(func)) if TRACES else _NOTHING:
-            _enter(known, found, here)
+            _enter(known.entering, here)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
@@ -207,17 +229,19 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     piece = func(*here, **kwargs) if known.local is None else known.local(here[0])
     if piece is here[0]:
         return args[0]
-    spec = None if like is None else found[like].spec  # type: ignore[union-attr]
+    states = [one for one in found if isinstance(one, State)]
+    first = states[0]
+    spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]
     made = State(
         decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
     )
-    if is_from_rows:
+    if any([state.is_from_rows for state in states]):
         made.is_from_rows = made.is_special = True
     if decision.is_view:
         if first.view_of:  # [Note: lost views] in `state.py`
             made.view_of, made.is_special = first.view_of, True
         if first.beside:
-            made.beside, made.is_special = first.beside, True
+            made.beside = first.beside
     return wrap(made)
 
 
@@ -225,17 +249,18 @@ def _is_apart(one: Found, first: State) -> TypeGuard[State]:
     return isinstance(one, State) and one.members is not first.members
 
 
-def _enter(known: Known, found: Sequence[Found], here: list[Any]) -> None:
+def _enter(entering: Sequence[tuple[int, Exchange]], here: list[Any]) -> None:
     """Puts operands in place of which others have to stand, for the sake of their gradients."""
-    for k, job in known.entering:
-        one = found[k]
-        if not one.requires_grad:
+    if not torch.is_grad_enabled():
+        return
+    for place, job in entering:
+        piece = here[place]
+        if not piece.requires_grad:
             continue
-        (place,) = known.slots[k]
-        device = here[place].device
-        if job.source_devices != (device,):
-            job = replace(job, source_devices=(device,), target_devices=(device,))
-        (here[place],) = exchange(job, (here[place],))
+        if job.source_devices[0] != piece.device:
+            device = (piece.device,)
+            job = replace(job, source_devices=device, target_devices=device)
+        (here[place],) = exchange(job, (piece,))
 
 
 def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) -> Any:
@@ -347,7 +372,13 @@ def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
         known = members and members.decisions.get(
             (func, id(a.layout), x.dtype, id(b.layout), y.dtype)
         )
-        if not known or not known.is_always_quick or members is not b.members or is_debugging():
+        if (
+            not known
+            or not known.makes_quickly
+            or known.entering
+            or members is not b.members
+            or is_debugging()
+        ):
             return ask_torch(self, other)
         with _NoDispatch():
             is_past = _grad_fn(self) is not None or _grad_fn(other) is not None

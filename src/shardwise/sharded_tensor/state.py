@@ -82,11 +82,11 @@ class State:
     remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
     reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
     hooks: tuple[Any, ...] = ()  # `Hook`s, which follow an in-place reshard
+    beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
     is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
     view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
-    beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
     is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
-    is_special: bool = False  # whether any of the last four is set, so that ops need to ask once
+    is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
 
@@ -161,12 +161,14 @@ class State:
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks, views and remote references stay behind."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        for name in _LEFT_BEHIND & vars(made).keys():
-            delattr(made, name)
-        vars(made).update(changes)
+        attributes = vars(made)
+        attributes.update(vars(self))
+        if not _LEFT_BEHIND.isdisjoint(attributes):
+            for name in _LEFT_BEHIND:
+                attributes.pop(name, None)
+        attributes.update(changes)
         made.carriers = tuple(carriers)
-        made.is_special = bool(made.is_freed or made.view_of or made.beside or made.is_from_rows)
+        made.is_special = bool(made.is_freed or made.view_of or made.is_from_rows)
         return made
 
     def __getstate__(self) -> tuple[Carriers, _Kept]:

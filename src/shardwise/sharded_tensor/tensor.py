@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
 
+_NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -364,7 +365,8 @@ class ShardedTensor(ShardedTensorBase):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in OUTER:
-            return call_plain(func, args, kwargs or {})
+            with _NoDispatch():  # as `call_plain`
+                return func(*args, **kwargs or {})
         is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
         if not kwargs:
             kwargs = {}
@@ -405,7 +407,8 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     )
     tensor._state = state
     if requires_grad:
-        _watch(tensor)
+        with _NoDispatch():  # as `_watch`
+            set_hooks(tensor, ASTRAY)
     return tensor
 
 
@@ -426,14 +429,17 @@ def live_state(tensor: ShardedTensorBase) -> State:
 
 def check_usable(tensor: ShardedTensorBase) -> None:
     """Raises if the data is gone, a view has grown old, or autograd has gone past the tensor."""
-    if tensor._state.is_freed:
-        raise _freed(tensor._state)
-    if tensor._state.view_of:
-        _check_fresh(tensor._state)
-    if call_plain(_GRAD_FN, (tensor,), {}) is not None:
+    state = tensor._state
+    if state.is_freed:
+        raise _freed(state)
+    if state.view_of:
+        _check_fresh(state)
+    with _NoDispatch():
+        is_past = _GRAD_FN(tensor) is not None
+    if is_past:
         raise OpError(
             "a ShardedTensor went through code that its gradients cannot follow",
-            rank=tensor._state.rank,
+            rank=state.rank,
             got=f"an outer grad_fn {call_plain(_GRAD_FN, (tensor,), {})}",
             fix="A user's autograd.Function, a full backward hook or reentrant checkpointing "
             "works on local tensors only: call it on st.local_tensor(), or use "
@@ -443,7 +449,7 @@ def check_usable(tensor: ShardedTensorBase) -> None:
 
 def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
     """`live_state` of each."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with _NoDispatch():
         has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
     states = [tensor._state for tensor in tensors]
     if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
@@ -487,7 +493,7 @@ def show_written(tensor: ShardedTensor) -> None:
 
 def _watch(tensor: ShardedTensor) -> None:
     """Notices a gradient that reaches the outer tensor. [Note: outer and inner]"""
-    with torch._C.DisableTorchFunctionSubclass():
+    with _NoDispatch():
         set_hooks(tensor, ASTRAY)
 
 

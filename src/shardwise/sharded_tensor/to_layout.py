@@ -162,9 +162,9 @@ def reshard(
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
     has_options = out is not None or async_op or process_group is not None
-    if isinstance(x, ShardedTensor) and not has_options and _is_there(live_state(x), to):
-        return x  # nothing to do, and no time to lose over it
     state = _source(x, process_group)
+    if isinstance(x, ShardedTensor) and not has_options and _is_there(state, to):
+        return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
         target = target_of(to, state.layout.shape, state.rank)
         given = None if out is None else _out(out, state, target)
