@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 examples/train_gpt.py
 
 The model (`shardwise.demo.gpt`) is plain torch, and so is a step of training
-(`shardwise.demo.training`). A plan says which parameter is cut how, and shard_module carries it out. Half-way the model
-changes to another plan, optimizer state and all, and the loss goes on as if nothing had happened:
-on rank 0 the same model is trained without sharding, and the two losses stand side by side. At the
+(`shardwise.demo.training`). A plan says which parameter is cut how, and shard_module carries it
+out. Half-way the model changes to another plan, optimizer state and all, and the loss goes on as
+if nothing had happened: on rank 0 the same model is trained without sharding, and the two losses
+stand side by side. At the
 end the model writes some text.
 
     torchrun --nproc-per-node 4 examples/train_gpt.py --save checkpoint
