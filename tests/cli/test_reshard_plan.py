@@ -100,7 +100,7 @@ def test_pictures_are_written_beside_the_drawing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-bytes", "8Q"], "--max-bytes: expected bytes such as 4096, 64KiB or 1.5GiB"),
+        (["--max-bytes", "8Q"], "--max-bytes: expected a size such as 2GiB or 500MB"),
         (["--max-bytes", "0"], "max_bytes"),
         (["--to", "chunk(2)"], "Invalid sharding dim"),
         (["--html", "plan.svg"], "--html: expected a path that ends in .html, got 'plan.svg'"),
