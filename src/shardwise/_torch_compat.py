@@ -67,13 +67,15 @@ __all__ = [
     "unbind_copy",
 ]
 
-remote_device = _remote_device
+remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
 # torch 2.13 has new names for these, and warns of the old ones.
 _dist: Any = dist
-tracing_state: Any = torch._C._get_tracing_state
-assert_async: Any = torch._assert_async
+tracing_state: Any = torch._C._get_tracing_state  # None unless torch.jit traces
+assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
+# By its name in this version of torch.
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
+# The same for this one.
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main", "options", "show"]
 
+# The `shardwise` command, to which each command is added.
 app = typer.Typer(
     help="Tensors cut into boxes and spread over ranks: look at layouts from the terminal.",
     no_args_is_help=True,
