@@ -6,11 +6,13 @@ import io
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from shardwise import __version__
+from shardwise.cli.doctor import doctor
+from shardwise.cli.plan import plan
 from shardwise.errors import ArgumentValueError, ShardwiseError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 
 _MOST_RANKS = 10**6  # each is a placement in memory before anything is drawn
+# click's class for wrong words; newer versions of typer have a copy of click of their own.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 _MOST_DIGITS = 19  # of a size: more are beyond 2**63
 
 
@@ -38,7 +42,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except _USAGE_ERROR as error:
+        words = error.ctx.command_path if error.ctx is not None else "shardwise"
+        _refuse(f"{error.format_message().rstrip('.')}. Examples: {words} --help")
     except ShardwiseError as error:
         _refuse(str(error))
     except MemoryError:
@@ -108,6 +115,10 @@ def show(
     from shardwise.viz import print_layout
 
     print_layout(layout, title=spec, itemsize=itemsize, world_size=world_size)
+
+
+app.command()(plan)
+app.command()(doctor)
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:
