@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-BENCHMARKS := tiling planning reshard create random_fill ops train
+DEMO   := $(VENV)/demo-checkpoint
+BENCHMARKS := tiling planning reshard create random_fill ops train checkpoint_planning checkpoint
 
 .PHONY: help demo test test-long lint docs package bench op-table clean
 
@@ -18,10 +19,14 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## draw layouts and a plan, move a tensor and train a small GPT on four local ranks
+demo: $(READY) ## draw layouts and a plan, move a tensor, train a small GPT on four ranks, resume on two
 	@$(BIN)/python examples/demo.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 \
-	  examples/train_gpt.py --steps 40
+	  examples/train_gpt.py --steps 40 --save $(DEMO)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 \
+	  examples/train_gpt.py --steps 10 --plan uneven --sample 0 --resume $(DEMO)
+	@$(BIN)/shardwise inspect $(DEMO)
+	@$(BIN)/shardwise verify $(DEMO)
 
 test: lint docs ## everything CI checks: lint, types, layers, docs, tests
 	$(BIN)/python -m pytest -n 2

@@ -8,6 +8,11 @@ changes to another plan, optimizer state and all, and the loss goes on as if not
 on rank 0 the same model is trained without sharding, and the two losses stand side by side. At the
 end the model writes some text.
 
+    torchrun --nproc-per-node 4 examples/train_gpt.py --save checkpoint
+    torchrun --nproc-per-node 2 examples/train_gpt.py --resume checkpoint
+
+goes on where the first run ended, on other ranks and under any plan, with the same losses.
+
 Without torchrun it runs on one process, with the same numbers.
 """
 
@@ -54,6 +59,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="pieces of text per step (16)")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
     parser.add_argument("--sample", type=int, default=120, help="letters to write at the end (120)")
+    parser.add_argument("--save", metavar="PATH", help="save a checkpoint at the end")
+    parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint")
     parser.add_argument("--alone", action="store_true", help="train no second model to compare")
     return parser.parse_args(argv)
 
@@ -85,15 +92,26 @@ class Trainer:
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
         self.is_mixed = dtype == "bfloat16"
+        self.device = next(model.parameters()).device
 
     def step(self, ids: torch.Tensor, targets: torch.Tensor) -> float:
-        with torch.autocast("cpu", torch.bfloat16) if self.is_mixed else nullcontext():
-            loss = self.model(ids, targets)
+        mixed = torch.autocast(self.device.type, torch.bfloat16)
+        with mixed if self.is_mixed else nullcontext():
+            loss = self.model(ids.to(self.device), targets.to(self.device))
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.item()  # type: ignore[no-any-return]
+
+    def state(self, step: int, generator: torch.Generator) -> dict[str, Any]:
+        """What a checkpoint has to hold, so that a run goes on as if it had not ended."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "step": step,
+            "generator": generator.get_state(),
+        }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -136,22 +154,34 @@ def train(options: argparse.Namespace) -> None:
 
     console.print("\n  step      loss  one process  difference")
     generator = torch.Generator().manual_seed(options.seed)
+    first = 0
+    if options.resume:
+        first = resume(trainer, generator, options.resume)
+        only_rank_0 = dist.new_group([0])
+        if beside is not None:  # the same checkpoint into plain tensors
+            resume(beside, generator, options.resume, only_rank_0)
+        console.print(f"  goes on from {options.resume!r} at step {first}")
     largest = 0.0
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=options.steps)
-        for step in range(options.steps):
-            if step == options.steps // 2:
+        for step in range(first, first + options.steps):
+            if step == first + options.steps // 2:
                 change_plan(trainer, plan_of(options.then, config, world_size))
                 console.print(f"  now the plan is {options.then}, optimizer state and all")
             batch = text.batch(options.batch, config.length, generator)
             loss = trainer.step(*batch)
             other = None if beside is None else beside.step(*batch)
             largest = max(largest, abs(loss - other)) if other is not None else largest
-            if step % max(1, options.steps // 12) == 0 or step == options.steps - 1:
+            done = step + 1 - first
+            if (done - 1) % max(1, options.steps // 12) == 0 or done == options.steps:
                 console.print(line(step, loss, other))
             progress.advance(task)
     if beside is not None:
         console.print(f"  the largest difference of all {options.steps} steps is {largest:.1e}")
+    if options.save:
+        state = trainer.state(first + options.steps, generator)
+        shardwise.checkpoint.save(state, options.save)
+        console.print(f"  saved to {options.save!r}")
     written = write(model, text, options.sample, config.length, options.seed)
     console.print(f"\n[bold]What it writes[/] (after {config.length} letters of the text)")
     console.print(written, markup=False)
@@ -161,6 +191,19 @@ def train(options: argparse.Namespace) -> None:
 def change_plan(trainer: Trainer, plan: shardwise.ShardingPlan) -> None:
     """The same parameters, elsewhere: the optimizer keeps them and its state follows."""
     shardwise.reshard_module(trainer.model, plan, trainer.optimizer)
+
+
+def resume(
+    trainer: Trainer,
+    generator: torch.Generator,
+    path: str,
+    process_group: dist.ProcessGroup | None = None,
+) -> int:
+    """Loads a checkpoint of any number of ranks and any plan; the step at which to go on."""
+    state = trainer.state(0, generator)
+    shardwise.checkpoint.load(state, path, process_group=process_group)
+    generator.set_state(state["generator"])
+    return int(state["step"])
 
 
 def line(step: int, loss: float, other: float | None) -> str:
@@ -173,10 +216,11 @@ def write(model: nn.Module, text: Text, count: int, length: int, seed: int) -> s
     """Letters drawn one by one; all ranks draw the same, since all have the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     ids = text.ids[:length].tolist()
+    device = next(model.parameters()).device
     model.eval()
     for _ in range(count):
-        logits: Any = model(torch.tensor([ids[-length:]]))
-        chances = (logits[0, -1].full_tensor() / 0.7).softmax(0)
+        logits: Any = model(torch.tensor([ids[-length:]], device=device))
+        chances = (logits[0, -1].full_tensor() / 0.7).softmax(0).cpu()
         ids.append(int(torch.multinomial(chances, 1, generator=generator)))
     return text.words(ids[length:])
 

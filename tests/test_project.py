@@ -99,8 +99,16 @@ def test_private_torch_names_are_imported_in_one_file() -> None:
 
 
 def test_nothing_stands_on_the_seeds_own_implementation() -> None:
-    imported = {name for path in SOURCE.rglob("*.py") for _, name in _imports(path)}
-    assert {name for name in imported if name.startswith("torch.distributed._shard")} == set()
+    """Its classes are imported by one function, for the conversions in `interop` alone."""
+    names = ("torch.distributed._shard.", "shardwise._torch_compat.torch_sharded_tensor_types")
+    users = {
+        path.name
+        for path in SOURCE.rglob("*.py")
+        for _, name in _imports(path)
+        if name.startswith(names)
+    }
+    assert users == {"_torch_compat.py", "torch_sharded_tensor.py"}
+    assert _loaded_after("import shardwise.interop", "torch.distributed._shard") == []
 
 
 # -- names -----------------------------------------------------------------------------------

@@ -309,7 +309,7 @@ def _tests_of(
 ) -> set[str]:
     """Tests of the module, or of those importers that are the fewest imports away.
 
-    A package that only hands names on is tested by the tests in the folder of its name.
+    Where no code imports it (a package that hands names on, say), those in the folder of its name.
     """
     seen, layer = {name}, [name]
     while layer:
@@ -319,8 +319,12 @@ def _tests_of(
         importers = {up for one in layer for up in modules[one].imported_by}
         layer = sorted(importers - seen)
         seen.update(layer)
-    folder = tests.joinpath(*name.split(".")[1:])
-    return {path.relative_to(tests.parent).as_posix() for path in folder.glob("test_*.py")}
+    parts = name.split(".")[1:]
+    for size in range(len(parts), -1, -1):
+        beside = list(tests.joinpath(*parts[:size]).glob("test_*.py"))
+        if beside:
+            return {path.relative_to(tests.parent).as_posix() for path in beside}
+    return set()
 
 
 def _ordered(name: str, found: Iterable[str]) -> list[str]:

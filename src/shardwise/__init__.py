@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from shardwise.comm.tracing import trace
     from shardwise.errors import ShardwiseError
     from shardwise.geometry import Box, Layout
+    from shardwise.interop import (
+        from_dtensor,
+        from_torch_sharded_tensor,
+        to_dtensor,
+        to_torch_sharded_tensor,
+    )
     from shardwise.modules.data_parallel import ddp_ignore
     from shardwise.modules.full_state import full_state_dict
     from shardwise.modules.loading import load_full_state_dict
@@ -73,6 +79,8 @@ __all__ = [
     "distribute",
     "flat",
     "from_callback",
+    "from_dtensor",
+    "from_torch_sharded_tensor",
     "from_tp_plan",
     "full_state_dict",
     "fused",
@@ -102,6 +110,8 @@ __all__ = [
     "set_rng_state",
     "shard_module",
     "shard_parameter",
+    "to_dtensor",
+    "to_torch_sharded_tensor",
     "trace",
 ]
 
@@ -112,6 +122,12 @@ _HOMES = {
     "shardwise.comm.tracing": ["trace"],
     "shardwise.errors": ["ShardwiseError"],
     "shardwise.geometry": ["Box", "Layout"],
+    "shardwise.interop": [
+        "from_dtensor",
+        "from_torch_sharded_tensor",
+        "to_dtensor",
+        "to_torch_sharded_tensor",
+    ],
     "shardwise.modules.data_parallel": ["ddp_ignore"],
     "shardwise.modules.full_state": ["full_state_dict"],
     "shardwise.modules.loading": ["load_full_state_dict"],
@@ -150,9 +166,11 @@ _HOMES = {
     "shardwise.viz": ["print_layout", "print_plan"],
 }
 _PACKAGES = {
+    "checkpoint",
     "comm",
     "errors",
     "geometry",
+    "interop",
     "ops",
     "sharded_optim",
     "sharded_tensor",

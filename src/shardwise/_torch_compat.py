@@ -5,6 +5,7 @@ Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to 
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
 __all__ = [
     "CheckpointedRun",
@@ -36,6 +38,7 @@ __all__ = [
     "StopRecomputation",
     "Store",
     "TorchDispatchMode",
+    "TorchShardedTensorTypes",
     "active_transform",
     "all_gather_single",
     "allow_foreach",
@@ -43,6 +46,7 @@ __all__ = [
     "can_swap",
     "checkpointed_runs",
     "current_backward",
+    "dcp_metadata",
     "elementwise_kernel",
     "fan_of",
     "foreach_copy",
@@ -51,7 +55,10 @@ __all__ = [
     "functorch_stack",
     "gradient_hooks",
     "group_store",
+    "has_default_shard_order",
     "ignore_in_ddp",
+    "is_staged_by_dcp",
+    "is_written_for_hugging_face",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
@@ -60,11 +67,14 @@ __all__ = [
     "rpc_worker_ranks",
     "shares_memory",
     "start_all_gather",
+    "storage_key",
     "swap_impl",
+    "torch_sharded_tensor_types",
     "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
+    "wait_for_local",
 ]
 
 remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
@@ -242,6 +252,12 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(private._is_alias_of(one, other))
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number of the memory that a tensor is in, also of one without elements."""
+    private: Any = tensor.untyped_storage()
+    return int(private._cdata)
+
+
 class RandomMarks:
     """Where random generators stand: torch's own ones, and those among some arguments."""
 
@@ -276,6 +292,82 @@ def mesh_placement_types() -> MeshPlacementTypes:
     return MeshPlacementTypes(Shard, _StridedShard, Replicate, Partial)
 
 
+def has_default_shard_order(dtensor: Any) -> bool:
+    """Whether mesh axes that cut one dim of a DTensor do so from left to right."""
+    spec = dtensor._spec
+    order = getattr(spec, "shard_order", None)  # None: as its strided shards say
+    return order is None or order == spec.compute_default_shard_order(spec.placements)
+
+
+def wait_for_local(dtensor: Any) -> None:
+    """Waits for the local tensor of a DTensor, if a collective still writes it."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    if isinstance(dtensor._local_tensor, AsyncCollectiveTensor):
+        dtensor._local_tensor = dtensor._local_tensor.wait()
+
+
+class TorchShardedTensorTypes(NamedTuple):
+    """The classes of torch's own ShardedTensor, the seed's."""
+
+    sharded_tensor: Any
+    shard: Any
+    shard_metadata: Any
+    tensor_metadata: Any
+    properties: Any
+
+
+def torch_sharded_tensor_types() -> TorchShardedTensorTypes:
+    """The classes of torch's own ShardedTensor, for those who have such tensors."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import (
+        ShardedTensorMetadata,
+        TensorProperties,
+    )
+    from torch.distributed._shard.sharded_tensor.shard import Shard
+
+    return TorchShardedTensorTypes(
+        ShardedTensor, Shard, ShardMetadata, ShardedTensorMetadata, TensorProperties
+    )
+
+
+def is_staged_by_dcp() -> bool:
+    """Whether torch.distributed.checkpoint is copying a state dict, for an asynchronous save.
+
+    It asks a tensor for its `data_ptr()`, and copies one that has none by what it is made of.
+    """
+    return any(frame.f_globals.get("__name__") in _STAGERS for frame in _frames(most=16))
+
+
+_STAGERS = (
+    "torch.distributed.checkpoint._state_dict_stager",
+    "torch.distributed._state_dict_utils",
+)
+
+
+def is_written_for_hugging_face() -> bool:
+    """Whether the checkpoint that is being saved goes through `HuggingFaceStorageWriter`."""
+    loaded = sys.modules.get("torch.distributed.checkpoint.hf_storage")
+    if loaded is None:
+        return False
+    saver = "torch.distributed.checkpoint.state_dict_saver"
+    writers = [
+        frame.f_locals.get("storage_writer")
+        for frame in _frames(most=64)
+        if frame.f_globals.get("__name__") == saver
+    ]
+    return any(isinstance(writer, loaded.HuggingFaceStorageWriter) for writer in writers)
+
+
+def _frames(*, most: int) -> Iterator[FrameType]:
+    """The callers of the function that asks, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and most > 0:
+        yield frame
+        frame, most = frame.f_back, most - 1
+
+
 def forget_rpc_groups() -> None:
     """Makes the next RPC group this process's first, by which number torch tells groups apart."""
     from torch.distributed import rpc
@@ -301,3 +393,38 @@ def rpc_worker_ranks() -> dict[str, int] | None:
     if not private._is_current_rpc_agent_set():
         return None
     return {w.name: w.id for w in private._get_current_rpc_agent().get_worker_infos()}
+
+
+def dcp_metadata(
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    paths: Mapping[str, tuple[str | int, ...]],
+    written: Mapping[str, Sequence[Any]],
+) -> Any:
+    """The metadata object of torch.distributed.checkpoint's `FileSystemReader`.
+
+    `written` has for each name its archives: `box`, which is None for a plain value, `file`,
+    `offset` and `length`.
+    """
+    from torch.distributed.checkpoint import metadata as dcp
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+
+    described: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    for name, archives in written.items():
+        if name not in tensors:
+            described[name] = dcp.BytesStorageMetadata()
+            key = dcp.MetadataIndex(name)
+            storage[key] = _StorageInfo(archives[0].file, archives[0].offset, archives[0].length)
+            continue
+        shape, dtype = tensors[name]
+        chunks = []
+        for number, one in enumerate(archives):
+            start = torch.Size(one.box.start)
+            chunks.append(dcp.ChunkStorageMetadata(start, torch.Size(one.box.shape)))
+            key = dcp.MetadataIndex(name, start, number)
+            storage[key] = _StorageInfo(one.file, one.offset, one.length)
+        properties = dcp.TensorProperties(dtype=dtype)
+        described[name] = dcp.TensorStorageMetadata(properties, torch.Size(shape), chunks)
+    return dcp.Metadata(
+        described, dict(paths), storage, dcp.StorageMeta(), version=CURRENT_DCP_VERSION
+    )

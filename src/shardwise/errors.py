@@ -23,6 +23,8 @@ ShardwiseError
 ├── OutOfRangeError      IndexError      an index that no element has
 ├── OpError              RuntimeError    an op that nothing can run on these tensors
 ├── LoadError            RuntimeError    a saved tensor that does not fit this rank or group
+├── CheckpointError      RuntimeError    a checkpoint that cannot be written or read
+│   └── DamagedError                     a checkpoint of which the files are not what was saved
 ├── NotInitializedError  RuntimeError    a process group or RPC has to be started first
 ├── AgreementError       ValueError      ranks that passed different arguments, or wrong ones
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
@@ -45,6 +47,8 @@ __all__ = [
     "AgreementError",
     "ArgumentTypeError",
     "ArgumentValueError",
+    "CheckpointError",
+    "DamagedError",
     "DeviceError",
     "GeometryError",
     "LayoutError",
@@ -191,6 +195,14 @@ class OpError(ShardwiseError, RuntimeError):
 
 class LoadError(ShardwiseError, RuntimeError):
     """A saved tensor that does not fit this rank or its group, or a file that is damaged."""
+
+
+class CheckpointError(ShardwiseError, RuntimeError):
+    """A checkpoint that cannot be written or read."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint of which the files are not what was saved: cut off, changed, missing."""
 
 
 class NotInitializedError(ShardwiseError, RuntimeError):

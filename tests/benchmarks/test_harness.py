@@ -335,6 +335,7 @@ def test_tiling_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -
 # -- what the planning benchmark measures --------------------------------------------------------
 
 
+@pytest.mark.long
 def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path) -> None:
     printed, written = run_quickly("planning", tmp_path)
     for text in ("grid to irregular", "one rank", "DCP", "over 5 s", "±", "x ", "n^"):
@@ -346,6 +347,12 @@ def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path)
     [rows] = [r for r in results if r["case"] == "n x 1 rows" and r["counts"]]
     assert rows["counts"]["pieces"] == {"ours": 1_800, "DCP, all targets": 1_800}
     assert rows["counts"]["bytes moved"] == rows["counts"]["lower bound"]
+
+
+def test_checkpoint_planning_benchmark_prints_its_table(tmp_path: Path) -> None:
+    printed, _ = run_quickly("checkpoint_planning", tmp_path)
+    for text in ("rows, 4 replicas", "the first rank", "bytes of the index"):
+        assert text in printed
 
 
 def test_planning_benchmark_stops_where_dcp_finds_other_pieces() -> None:

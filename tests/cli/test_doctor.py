@@ -21,7 +21,7 @@ def test_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("shardwise.cli.doctor._on_a_rank", broken)
     monkeypatch.setenv("SHARDWISE_CHECK", "debug")
-    monkeypatch.setattr("shardwise.cli.doctor._PACKAGES", ("a-package-that-nobody-has",))
+    monkeypatch.setattr("shardwise.cli.doctor._needed", lambda: ["a-package-that-nobody-has"])
     done = run_command("doctor", "--json")
     assert done.status == 1
     report = json.loads(done.out)

@@ -83,7 +83,7 @@ def test_a_wrong_argument_gets_one_line(run: Run, words: list[str], message: str
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (MemoryError(), "too large to draw: not enough memory"),
+        (MemoryError(), "not enough memory. Take a smaller shape"),
         (RecursionError(), "--spec is nested too deeply"),
         (OverflowError("int too large"), "too large to draw: int too large"),
     ],

@@ -24,7 +24,7 @@ IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(sam
 
 # [Note: one rule for many] Functions of a family share one rule, so that together they see every
 # case many times: each sample is tried on a few layouts, chosen by its number, and each function on
-# real ranks by its first sample. A long run tries thirty times as many.
+# real ranks by its first sample. A long run tries fifty times as many.
 MOST_CASES = 2
 FEWER_CASES = {
     **dict.fromkeys(elementwise.SAMPLES, 1),
@@ -37,7 +37,7 @@ def _cases(number: int) -> list[tuple[Layout, ...]]:
     name, sample = ALL[number]
     kinds = [layout_kinds(shape).values() for shape in sample.shapes]
     every = list(itertools.product(*kinds))
-    most = FEWER_CASES.get(name, MOST_CASES) * settings().max_examples // 30
+    most = FEWER_CASES.get(name, MOST_CASES) * settings().max_examples // 20
     return random.Random(number).sample(every, min(most, len(every)))
 
 

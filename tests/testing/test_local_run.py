@@ -692,6 +692,7 @@ run_local(kill_the_caller, 1, os.getpid())
 """
 
 
+@pytest.mark.long
 def test_busy_ranks_and_their_children_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
     # One that outlives the caller keeps stdout open, and reading it runs into the guard.
     assert _output_of(KILLED, tmp_path) == (-signal.SIGKILL, [0])
@@ -717,6 +718,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_a_call_works_after_an_interrupt_of_the_very_first(tmp_path: Path) -> None:
     assert _output_of(INTERRUPTED, tmp_path) == (0, [10, 11])
 

@@ -13,7 +13,7 @@ import typer
 from shardwise import __version__
 from shardwise.cli.doctor import doctor
 from shardwise.cli.plan import plan
-from shardwise.errors import ArgumentValueError, ShardwiseError
+from shardwise.errors import ArgumentValueError, DamagedError, ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -22,7 +22,7 @@ __all__ = ["app", "main", "options", "show"]
 
 # The `shardwise` command, to which each command is added.
 app = typer.Typer(
-    help="Tensors cut into boxes and spread over ranks: look at layouts from the terminal.",
+    help="Tensors cut into boxes and spread over ranks: layouts and checkpoints.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -36,7 +36,10 @@ _MOST_DIGITS = 19  # of a size: more are beyond 2**63
 
 
 def main() -> None:
-    """Runs the command line; a wrong or too large argument is one line on stderr and exit 2."""
+    """Runs the command line. What goes wrong is one line on stderr.
+
+    The status is 2 for a wrong or too large argument, 1 for a damaged checkpoint.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal cannot encode must not end in a traceback.
         if isinstance(stream, io.TextIOWrapper):
@@ -46,19 +49,21 @@ def main() -> None:
     except _USAGE_ERROR as error:
         words = error.ctx.command_path if error.ctx is not None else "shardwise"
         _refuse(f"{error.format_message().rstrip('.')}. Examples: {words} --help")
+    except DamagedError as error:
+        _refuse(str(error), status=1)
     except ShardwiseError as error:
         _refuse(str(error))
     except MemoryError:
-        _refuse("too large to draw: not enough memory. Take a smaller shape, or fewer boxes.")
+        _refuse("not enough memory. Take a smaller shape, fewer boxes or a smaller --max-bytes.")
     except RecursionError:
         _refuse("--spec is nested too deeply.")
     except OverflowError as error:
         _refuse(f"too large to draw: {error}. Take a smaller shape, or smaller ranks.")
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, status: int = 2) -> NoReturn:
     print("shardwise:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,7 +81,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Tensors cut into boxes and spread over ranks: look at layouts from the terminal."""
+    """Tensors cut into boxes and spread over ranks: layouts and checkpoints."""
 
 
 @app.command()

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "doctor", "findings", "self_test"]
 
 _TESTED_TORCH = ("2.11", "2.13")  # versions that the tests were run with
-_PACKAGES = ("numpy", "scipy", "safetensors", "rich", "pyyaml", "cloudpickle")
 _EXTRAS = {"matplotlib": "viz", "hypothesis": "testing"}  # package -> the extra that brings it
 _SECONDS = 60.0  # after which the self test is given up
 
@@ -82,7 +82,8 @@ def findings() -> list[Finding]:
         kinds = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
         found += [Finding(name, "there" if has else "absent") for name, has in kinds.items()]
     found += _gpus()
-    found += [Finding(name, _version(name) or "absent", bool(_version(name))) for name in _PACKAGES]
+    for name in _needed():
+        found.append(Finding(name, _version(name) or "absent", bool(_version(name))))
     for name, extra in _EXTRAS.items():
         fix = f"absent; pip install 'shardwise[{extra}]' brings it"
         found.append(Finding(name, _version(name) or fix))
@@ -108,6 +109,15 @@ def _gpus() -> list[Finding]:
         Finding(f"gpu {k}", f"{one.name}, {one.total_memory / 2**30:.0f} GiB")
         for k, one in enumerate(listed)
     ]
+
+
+def _needed() -> list[str]:
+    """Packages that this one needs, but torch, which has a line of its own."""
+    if _version("shardwise") is None:  # run from a folder that nobody installed
+        return []
+    lines = importlib.metadata.requires("shardwise") or []
+    names = [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
+    return [name for name in names if name != "torch"]
 
 
 def _version(package: str) -> str | None:

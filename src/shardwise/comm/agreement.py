@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["agree", "agreed_numbers", "explain", "heard_by_all"]
+__all__ = ["agree", "agreed_bytes", "agreed_numbers", "by_rank", "explain", "heard_by_all"]
 
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
@@ -88,17 +88,45 @@ def agreed_numbers(
     One exchange of 16 bytes per rank whatever is set to be compared, since the numbers are needed.
     `doing` is its name in a trace.
     """
-    sent = number.to_bytes(8) + _digest(what, values, problem)[:8]
+    found = agreed_bytes(
+        what,
+        values,
+        number.to_bytes(8),
+        group=group,
+        doing=doing,
+        problem=problem,
+        phrases=phrases,
+    )
+    return tuple(map(int.from_bytes, found))
+
+
+def agreed_bytes(
+    what: str,
+    values: Mapping[str, object],
+    mine: bytes,
+    *,
+    group: Communicator,
+    doing: str = "compare arguments",
+    problem: Exception | None = None,
+    phrases: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> list[bytes]:
+    """As `agreed_numbers`, with bytes of every rank, of one length.
+
+    `timeout` is how many seconds to wait for ranks that have not come; by default what is set.
+    """
+    sent = mine + _digest(what, values, problem)[:8]
     is_alone = len(group.ranks) == 1
     try:
         with recorded(doing, group, len(sent)):
-            found = [sent] if is_alone else group.compare(sent, timeout=check_timeout())
+            limit = check_timeout() if timeout is None else timeout
+            found = [sent] if is_alone else group.compare(sent, timeout=limit)
     except AbsentRanksError as error:
         error.add_note(f"Compared were the arguments of {what}.")
         raise
-    if problem is not None or any(one[8:] != sent[8:] for one in found):
+    if problem is not None or any(one[-8:] != sent[-8:] for one in found):
         explain(what, values, group=group, problem=problem, phrases=phrases)
-    return tuple(int.from_bytes(one[:8]) for one in found)
+    return [one[:-8] for one in found]
 
 
 def explain(
@@ -156,14 +184,14 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
     calls = {story.call for story in stories}
     if len(calls) > 1:
         raise AgreementError(
-            f"ranks made different calls: {_by_rank((s.rank, s.call, s.call) for s in stories)}",
+            f"ranks made different calls: {by_rank((s.rank, s.call, s.call) for s in stories)}",
             fix="Every rank of the group must make the same calls in the same order.",
         )
     (call,) = calls
     faulty = [(s.rank, s.problem, s.problem) for s in stories if s.problem is not None]
     if faulty:
         raise AgreementError(
-            f"{call} failed on other ranks: {_by_rank(faulty, length=_PROBLEM_LENGTH)}",
+            f"{call} failed on other ranks: {by_rank(faulty, length=_PROBLEM_LENGTH)}",
             fix="It was stopped on all ranks before anything was done.",
         )
     names = dict.fromkeys(name for story in stories for name in story.values)
@@ -172,14 +200,14 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
         found = [(s.rank, *s.values.get(name, ("", "(absent)"))) for s in stories]
         if len({digest for _, digest, _ in found}) > 1:
             phrase = f"; {phrases[name]}" if name in phrases else ""
-            differing.append(f"{name} ({_by_rank(found)}{phrase})")
+            differing.append(f"{name} ({by_rank(found)}{phrase})")
     raise AgreementError(
         f"{call}: ranks differ in {', '.join(differing)}",
         fix="Pass the same on every rank of the group.",
     )
 
 
-def _by_rank(found: Iterable[tuple[int, str, str]], *, length: int = _SHOWN_LENGTH) -> str:
+def by_rank(found: Iterable[tuple[int, str, str]], *, length: int = _SHOWN_LENGTH) -> str:
     """`ranks 0, 2: (4, 6); rank 1: (4, 5)` of (rank, what to tell apart by, text)."""
     ranks: defaultdict[str, list[int]] = defaultdict(list)
     texts: dict[str, str] = {}

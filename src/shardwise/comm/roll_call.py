@@ -109,19 +109,27 @@ class RollCall:
         heard = {at: torch.empty_like(mine) for at in range(len(self._ranks)) if at != me}
         began = time.monotonic()
         silent = list(heard)  # from whom nothing has come yet
-        works: list[dist.Work] = []
+        works: dict[int, dist.Work] = {}
+        sends: list[dist.Work] = []
         try:
-            works = [group.recv([box], at, _TAG) for at, box in heard.items()]
-            sends = [group.send([mine], at, _TAG) for at in heard]
-            for work in works:
+            gone = None
+            for at, box in heard.items():
+                try:
+                    works[at] = group.recv([box], at, _TAG)
+                    sends.append(group.send([mine], at, _TAG))
+                except RuntimeError as error:  # the others are to hear of this rank all the same
+                    gone = error
+            for at, work in works.items():
                 _wait_until(work, began + timeout)
-                silent.pop(0)
+                silent.remove(at)
             for work in sends:
                 _wait_until(work, began + timeout)
+            if gone is not None:
+                raise gone
         except RuntimeError as error:
             waited = time.monotonic() - began
             timed_out = waited >= timeout
-            come = {at for at in silent[1:] if works and _has_come(works[list(heard).index(at)])}
+            come = {at for at in silent[1:] if at in works and _has_come(works[at])}
             absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
             self._kept = heard, mine  # which gloo may still write and read
             self._verdict = book.judge(

@@ -354,6 +354,11 @@ class Layout:
 
     def __repr__(self) -> str:
         """One line: shape, form, ranks, what is pending."""
+        return f"Layout({self.shape}: {self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Form, ranks and what is pending, in few words."""
         form = f"{len(self)} irregular boxes"
         if 0 in self.shape:
             form = "no elements"
@@ -364,7 +369,7 @@ class Layout:
             if (copies := self.grid.owners.shape[-1]) > 1:
                 form += f", up to {copies} {'entries' if self.pending else 'replicas'} per cell"
         pending = "" if self.pending is None else f", pending {self.pending}"
-        return f"Layout({self.shape}: {form}, {_name_ranks(self.ranks)}{pending})"
+        return f"{form}, {_name_ranks(self.ranks)}{pending}"
 
     def describe(self, *, itemsize: int | None = None, max_lines: int = 32) -> str:
         """The line of `repr`, then a line a rank: its boxes, elements and (given a size) bytes."""

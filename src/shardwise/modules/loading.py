@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,25 +19,27 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LoadError
+from shardwise.modules.filling import (
+    check_can_fill,
+    count_writes,
+    parameters_by_key,
+    places_of,
+    room_for,
+)
 from shardwise.modules.group import check_group, group_of
 from shardwise.modules.state_trees import joined, named_tensors
-from shardwise.sharded_optim.api import ShardedOptimizer
 from shardwise.sharded_optim.incompatible_keys import IncompatibleKeys
-from shardwise.sharded_optim.state_tensors import is_like_parameter, promote
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.steps import in_steps
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.geometry import Layout
 
 __all__ = ["load_full_state_dict"]
 
@@ -149,8 +150,9 @@ def _agreed_source(
             if isinstance(tensor, torch.Tensor):
                 values[f"shape of {name!r}"] = tuple(tensor.shape)
                 values[f"dtype of {name!r}"] = tensor.dtype
-                _check_can_fill(name, tensor, members)
+                check_can_fill(name, tensor, members.rank)
             if isinstance(tensor, ShardedTensor):
+                check_group(name, tensor, members)
                 values[f"layout of {name!r}"] = tensor.shard_layout
         if is_source:
             _check_given(state_dict, members.rank, has_optimizer=optimizer is not None)
@@ -158,20 +160,6 @@ def _agreed_source(
         problem = error
     agree("load_full_state_dict", values, group=members, problem=problem)
     return is_source
-
-
-def _check_can_fill(name: str, tensor: torch.Tensor, members: Communicator) -> None:
-    if isinstance(tensor, ShardedTensor):
-        live_state(tensor)
-        check_group(name, tensor, members)
-    if tensor.is_meta:
-        raise LoadError(
-            f"{name!r} of the model",
-            rank=members.rank,
-            expected="memory to load into",
-            got="a tensor on the meta device",
-            fix='Give the model memory first: model.to_empty(device="cpu").',
-        )
 
 
 def _check_given(state_dict: object, rank: int, *, has_optimizer: bool) -> None:
@@ -255,7 +243,9 @@ class _Loading:
     def with_rooms(self, tree: Any, name: str, parameter: torch.Tensor | None = None) -> Any:
         """The same, with new tensors in place of outlines, for the state of `parameter`."""
         if isinstance(tree, _Outline):
-            room = _room(tree, name.rpartition(".")[2], parameter, self._members)
+            room = room_for(
+                tree.shape, tree.dtype, name.rpartition(".")[2], parameter, self._members
+            )
             self.fill(name, room)
             return room
         if isinstance(tree, Mapping):
@@ -274,7 +264,7 @@ class _Loading:
         self, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], model: nn.Module
     ) -> tuple[dict[str, Any], IncompatibleKeys]:
         """A state dict for the optimizer, to be filled; what is missing and unexpected in it."""
-        parameters = _parameters_by_key(optimizer, saved["param_groups"])
+        parameters = parameters_by_key(optimizer, saved["param_groups"])
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         state = {}
         for key, entry in saved["state"].items():
@@ -308,41 +298,8 @@ class _Loading:
                     for fill in step
                 ]
                 execute_all(transfers, group=self._members, max_bytes=max_bytes)
-                _count_writes(transfers)
+                count_writes(out for transfer in transfers for out in transfer.out or ())
                 done(sum(fill.nbytes for fill in step))
-
-
-def _room(
-    outline: _Outline, key: str, parameter: torch.Tensor | None, members: Communicator
-) -> torch.Tensor:
-    """A new tensor for state: cut as its parameter is, if it has an element for each of its."""
-    if isinstance(parameter, ShardedTensor):
-        whole = torch.empty(outline.shape, dtype=outline.dtype, device="meta")
-        if is_like_parameter(key, whole, parameter):
-            return torch.empty_like(parameter, dtype=outline.dtype, requires_grad=False)
-        if outline.shape:  # sums over a dim, say: whole on every rank
-            return promote(torch.empty_like(whole, device=parameter.device), members)
-    is_count = parameter is None or key == "step"  # which torch puts where it wants it
-    device = _CPU if is_count or parameter is None else parameter.device
-    return torch.empty(outline.shape, dtype=outline.dtype, device=device)
-
-
-def _parameters_by_key(
-    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
-) -> dict[Any, torch.Tensor]:
-    """The optimizer's parameters by their saved keys; raises unless there are as many."""
-    keys = [list(group["params"]) for group in groups]
-    own = [group["params"] for group in optimizer.param_groups]
-    if isinstance(optimizer, ShardedOptimizer) and set(chain(*keys)) == set(optimizer.named_params):
-        return dict(optimizer.named_params)
-    if list(map(len, keys)) != list(map(len, own)):
-        raise LoadError(
-            "param_groups of the optimizer's state dict",
-            expected=f"groups of {list(map(len, own))} parameters",
-            got=list(map(len, keys)),
-            fix="Nothing was loaded. Make the optimizer as the one that was saved.",
-        )
-    return dict(zip(chain(*keys), chain(*own), strict=True))
 
 
 def _transfer(
@@ -350,25 +307,10 @@ def _transfer(
 ) -> Transfer:
     """From the full tensor on one rank into the tensor's own memory."""
     into = fill.into
-    layout, out = _places(into, members)
+    layout, out = places_of(into, members)
     plan = plan_reshard(replicated(layout.shape, (source,)), layout, into.dtype.itemsize)
     shards = []
     if value is not None:
         sent = value.detach().to(into.dtype)
         shards.append(sent.clone() if any(shares_memory(sent, one) for one in out) else sent)
     return Transfer(plan, shards, out, into.dtype, name=fill.name)
-
-
-def _places(into: torch.Tensor, members: Communicator) -> tuple[Layout, Sequence[torch.Tensor]]:
-    """The layout of a tensor and this rank's part of it; a plain one is everywhere."""
-    if isinstance(into, ShardedTensor):
-        return into._state.layout, into._state.shards
-    return replicated(tuple(into.shape), tuple(sorted(members.ranks))), [into.detach()]
-
-
-def _count_writes(transfers: Sequence[Transfer]) -> None:
-    """Tells autograd of tensors that messages were received into."""
-    for transfer in transfers:
-        for tensor in transfer.out or ():
-            if not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)

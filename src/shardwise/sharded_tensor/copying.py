@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
+from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import handles
@@ -154,6 +155,8 @@ def _deepcopy(tensor: ShardedTensor, memo: dict[int, Any]) -> ShardedTensor:
 
 @handles(_Tensor.copy_)
 def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = False) -> ShardedTensor:
+    if _stage(tensor, source):
+        return tensor
     _check_sharded(
         tensor, "copy_", fix="Use st.gather(dst, out), or plain.copy_(st.full_tensor())."
     )
@@ -169,6 +172,16 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
         local.copy_(value, non_blocking)
     show_written(tensor)  # which may require grad by this copy
     return tensor
+
+
+def _stage(plain: object, source: object) -> bool:
+    """Whether DCP is staging a 0-d tensor, for which it has made a plain one; fills that, then."""
+    if isinstance(plain, ShardedTensor) or not isinstance(plain, torch.Tensor):
+        return False
+    if not isinstance(source, ShardedTensor) or not is_staged_by_dcp():
+        return False
+    plain.copy_(source.full_tensor())
+    return True
 
 
 def _check_sharded(tensor: object, what: str, *, fix: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import OUTER, handles, refuse
 from shardwise.sharded_tensor.resharding import replicated_state
@@ -38,7 +39,7 @@ _OUTER_METHODS = (
 _OUTER_FUNCTIONS = "numel is_floating_point is_complex is_signed is_conj is_neg is_same_size"
 # Only a tensor in one piece has these.
 _WHOLE = (
-    "numpy tolist data_ptr storage untyped_storage _typed_storage storage_offset storage_type "
+    "numpy tolist storage untyped_storage _typed_storage storage_offset storage_type "
     "__array__ __dlpack__ __dlpack_device__ __cuda_array_interface__"
 )
 
@@ -55,6 +56,7 @@ def _register() -> None:
     OUTER.update(_named(torch, _OUTER_FUNCTIONS))
     for function in _named(_Tensor, _WHOLE):
         handles(function)(partial(_of_whole, function))
+    handles(_Tensor.data_ptr)(_data_ptr)
     for function in _named(_Tensor, "item __float__ __int__ __index__ __complex__"):
         handles(function)(partial(_of_element, function))
 
@@ -75,6 +77,14 @@ def _of_whole(
             fix="Take st.full_tensor(), which all ranks call, or st.local_shards().",
         )
     return function(whole[0], *args, **kwargs)
+
+
+def _data_ptr(tensor: ShardedTensor) -> int:
+    """As of a tensor in one piece; none, as of other tensors made of others, for DCP's copies."""
+    if is_staged_by_dcp():
+        return 0
+    address: int = _of_whole(_Tensor.data_ptr, tensor)
+    return address
 
 
 def _of_element(function: Callable[..., Any], tensor: ShardedTensor) -> Any:

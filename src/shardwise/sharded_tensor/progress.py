@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["logged_phase", "progress_bar"]
+__all__ = ["bytes_bar", "logged_phase", "progress_bar"]
 
 
 @contextmanager
@@ -30,18 +30,45 @@ def progress_bar(
 
     `show` None: on the group's first rank if its stderr is a terminal. False: never.
     """
-    with logged_phase(what, total_bytes, members):
-        if not _is_first(members) or show is False or (show is None and not sys.stderr.isatty()):
-            yield lambda _: None
-            return
-        # Imported here because most programs never show a bar.
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    shown = show if _is_first(members) else False
+    with (
+        logged_phase(what, total_bytes, members),
+        bytes_bar(what, total_bytes, show=shown) as advance,
+    ):
+        yield advance
 
-        columns = ("{task.description}", BarColumn(), DownloadColumn(binary_units=True))
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-            task = bar.add_task(what, total=total_bytes)
-            yield lambda done: bar.update(task, advance=done)
+
+@contextmanager
+def bytes_bar(
+    what: str, total_bytes: int, *, show: bool | None = None
+) -> Iterator[Callable[[int], None]]:
+    """A function to call, from any thread, with the number of bytes just done.
+
+    `show` None: if stderr is a terminal. False: never.
+    """
+    if show is False or (show is None and not sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    # Imported here because most programs never show a bar.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done: bar.update(task, advance=done)
 
 
 @contextmanager

@@ -56,6 +56,16 @@ def _version(carriers: Carriers) -> int:
     return sum(carrier._version for carrier in carriers if not carrier.is_inference())
 
 
+class _Kept:
+    """Attributes that a copy shares: a process group cannot be copied, nor need a layout be."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return self
+
+
 class State:
     """A sharded tensor on one rank. Changed by nobody: a tensor gets a new one.
 
@@ -164,6 +174,18 @@ class State:
         made.carriers = tuple(carriers)
         made.is_special = bool(made.is_freed or made.view_of or made.beside or made.is_from_rows)
         return made
+
+    def __getstate__(self) -> tuple[Carriers, _Kept]:
+        """Tensors to copy, and all else: so torch.distributed.checkpoint stages a tensor.
+
+        Pickles of a tensor have no State: `pickling.py`.
+        """
+        others = {name: value for name, value in vars(self).items() if name not in _LEFT_BEHIND}
+        return others.pop("carriers"), _Kept(others)
+
+    def __setstate__(self, saved: tuple[Carriers, _Kept]) -> None:
+        self.carriers, kept = saved
+        vars(self).update(kept.values)
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""

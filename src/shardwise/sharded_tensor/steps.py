@@ -24,9 +24,16 @@ class Sized(Protocol):
 Item = TypeVar("Item", bound=Sized)
 
 
-def in_steps(items: Sequence[Item], *, least: int = 1) -> deque[list[Item]]:
-    """Neighbours together, about `_STEPS` times, of `least` bytes or more; alike on every rank."""
+def in_steps(
+    items: Sequence[Item], *, least: int = 1, most: int | None = None
+) -> deque[list[Item]]:
+    """Neighbours together, about `_STEPS` times, of `least` bytes or more; alike on every rank.
+
+    No step of several items has more than `most` bytes.
+    """
     limit = max(sum(item.nbytes for item in items) // _STEPS, least)
+    if most is not None:
+        limit = min(limit, most)
     steps: deque[list[Item]] = deque()
     size = 0
     for item in items:

@@ -22,6 +22,7 @@ from shardwise._torch_compat import (
 )
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.assigning import Assigned
+from shardwise.sharded_tensor.checkpointable import chunk_at, chunk_list, write_items
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
     from shardwise.geometry import Layout
     from shardwise.metadata import ShardedTensorMetadata
@@ -161,6 +164,17 @@ class ShardedTensorBase(torch.Tensor):
         for name, value in user_attributes(self).items():
             setattr(made, name, value)
         return made
+
+    # What torch.distributed.checkpoint asks of a tensor that it is to save or load.
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+        return write_items(live_state(self), fqn)
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return chunk_list(live_state(self))
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        return chunk_at(live_state(self), index)
 
     # By these two methods Module.to knows a tensor made of others, which it swaps. torch.compile
     # calls them: compiled code works on the outer tensor, and would train without gradients.

@@ -1,0 +1,418 @@
+"""`save`: a state on disk, whatever the layouts of its tensors.
+
+[Note: a save] All ranks compare what they bring (one exchange), place the boxes alike without
+another word, and write their files into a folder aside. They meet when all are written, the first
+rank gets where data begins and the checksums, writes the index and makes the folder the checkpoint,
+and all meet again to hear of it. A rank that fails says so at the next meeting, and all raise; one
+that dies is missed there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
+import torch
+import xxhash
+
+from shardwise.arguments import whole_number
+from shardwise.checkpoint.background import Saved, background_of, checked_if_busy
+from shardwise.checkpoint.collecting import Brought, all_alike, bring, merge
+from shardwise.checkpoint.committing import Aside, Target
+from shardwise.checkpoint.finishing import commit_index, told_by_system
+from shardwise.checkpoint.group import group_of_tensors
+from shardwise.checkpoint.headers import header_of
+from shardwise.checkpoint.placing import place
+from shardwise.checkpoint.reporting import (
+    gather_reports,
+    index_of,
+    report_of,
+)
+from shardwise.checkpoint.structure import Flat, flatten
+from shardwise.checkpoint.writing import FileWriter, Staging
+from shardwise.comm.agreement import agreed_bytes
+from shardwise.comm.checks import check_timeout
+from shardwise.errors import AgreementError, CheckpointError, ShardwiseError
+from shardwise.sharded_tensor.progress import progress_bar
+from shardwise.sharded_tensor.to_layouts import reshard_all
+from shardwise.transfer.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from shardwise.checkpoint.background import AsyncSave, Background, IfBusy
+    from shardwise.checkpoint.collecting import Merged
+    from shardwise.checkpoint.placing import PlacedPiece, Placing
+    from shardwise.comm.communicator import Communicator
+    from shardwise.comm.ranks import GroupRanks
+    from shardwise.geometry.box import Ints
+    from shardwise.sharded_tensor.tensor import ShardedTensor
+
+__all__ = ["save"]
+
+_LOGGER = logging.getLogger(__name__)
+_WHAT = "checkpoint.save"
+_LEAST_STAGING = 16  # bytes: the largest element
+_SLOWEST = 20_000_000  # bytes per second of a disk for which the other ranks wait
+
+
+@overload
+def save(
+    state: object,
+    path: str | os.PathLike[str],
+    *,
+    process_group: ProcessGroup | Communicator | None = ...,
+    max_bytes: int | None = ...,
+    async_op: Literal[False] = ...,
+    if_busy: IfBusy = ...,
+    progress: bool | None = ...,
+) -> Saved: ...
+@overload
+def save(
+    state: object,
+    path: str | os.PathLike[str],
+    *,
+    process_group: ProcessGroup | Communicator | None = ...,
+    max_bytes: int | None = ...,
+    async_op: Literal[True],
+    if_busy: IfBusy = ...,
+    progress: bool | None = ...,
+) -> AsyncSave: ...
+def save(
+    state: object,
+    path: str | os.PathLike[str],
+    *,
+    process_group: ProcessGroup | Communicator | None = None,
+    max_bytes: int | None = None,
+    async_op: bool = False,
+    if_busy: IfBusy = "wait",
+    progress: bool | None = None,
+) -> Saved | AsyncSave:
+    """Saves a nested state of tensors and plain values as a checkpoint, the folder `path`.
+
+    Modules, optimizers and other objects with a `state_dict` stand for it. All ranks of the group
+    call it: of `process_group`, else of the one group of the state's sharded tensors, else of the
+    default one; a process without any saves alone. Each rank writes what it holds, a replica by one
+    of its ranks; a plain tensor is the same on all ranks that have it. Ranks may have different
+    tensors and keys, as the stages of a pipeline have, which then need a group that has all of
+    them. A checkpoint at the path is replaced, at once, when the new one is on disk.
+
+    Tensors that are not contiguous on the CPU are copied there first, at most `max_bytes` (64 MiB)
+    at a time. `async_op=True` returns an `AsyncSave` once this rank's part is copied, so that the
+    tensors may change; a thread does the rest. The copies take as much memory as this rank writes,
+    which is kept for the next save; with `max_bytes` no more than that, and what is beyond is
+    written before the call returns. A save while another one is under way in the group waits for
+    it, or with `if_busy="raise"` fails; what went wrong in the background is raised by the next
+    save or load, or by the handle's `wait()`. `progress` shows a bar on the first rank: by default
+    on a terminal, and not in the background.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> saved = save({"weight": torch.ones(2, 3), "epoch": 4}, f"{folder}/step_1")
+    >>> saved.num_tensors, saved.nbytes
+    (1, 24)
+    """
+    began = time.monotonic()
+    brought, members, problem = _brought(state, process_group)
+    background = background_of(members)
+    target = Target.at(path)
+    try:
+        background.settle(checked_if_busy(if_busy))
+        if max_bytes is not None:
+            whole_number(max_bytes, "max_bytes of save", least=_LEAST_STAGING)
+        target.check()
+        if _is_first(members):
+            target.check_nobody_saves()
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = problem or error
+    arguments = {"path": str(target.path), "max_bytes": max_bytes, "async_op": bool(async_op)}
+    merged, token = _agreed(brought, members, arguments, problem)
+    job = _job(brought, merged, Aside(target, token), members, max_bytes)
+    _LOGGER.info(
+        "saving %d tensors, %s, of which %s by rank %d, to %s (planned in %.3f s)",
+        len(job.placing.tensors),
+        format_bytes(job.nbytes),
+        format_bytes(job.rank_bytes),
+        members.rank,
+        target.path,
+        time.monotonic() - began,
+    )
+    if not async_op:
+        return _finish(job, members, _writing(job), progress)
+    own = background.members()
+    writing = _writing(job)
+    try:
+        _stage(job, writing, background, max_bytes)
+    except Exception as error:  # which all ranks hear when they meet in the background
+        job.problem = _told(error, job, members.rank)
+    _LOGGER.info("staged in %.3f s; the tensors may change", time.monotonic() - began)
+    return background.start(lambda: _finish(job, own, writing, progress or False))
+
+
+# -- before anything is written ----------------------------------------------------------------
+
+
+def _brought(
+    state: object, process_group: ProcessGroup | Communicator | None
+) -> tuple[Brought, Communicator, Exception | None]:
+    """What this rank brings, the group, and what is wrong with it."""
+    problem: Exception | None = None
+    flat, brought = Flat(), Brought(None)
+    try:
+        flat = flatten(state)
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    members = group_of_tensors(flat.tensors.values(), process_group)
+    try:
+        brought = bring(flat, members)
+    except Exception as error:
+        problem = problem or error
+    return brought, members, problem
+
+
+def _agreed(
+    brought: Brought,
+    members: Communicator,
+    arguments: Mapping[str, object],
+    problem: Exception | None,
+) -> tuple[Merged, str]:
+    """What all ranks bring, and a token for this save; the same on all of them."""
+    mine = brought.digest + brought.tied_digest + secrets.token_bytes(8)
+    found = agreed_bytes(_WHAT, arguments, mine, group=members, problem=problem)
+    token = xxhash.xxh3_64_hexdigest(b"".join(one[24:] for one in found))
+    if all(one[:16] == mine[:16] for one in found):
+        are_tied = all(one[16:24] == mine[16:24] for one in found)
+        return all_alike(brought, tuple(members.ranks), are_tied=are_tied), token
+    told = Brought(brought.structure, brought.tensors)
+    heard = [one for one in members.gather_objects(told) if isinstance(one, Brought)]
+    return merge(list(zip(members.ranks, heard, strict=True))), token
+
+
+# -- what this rank does -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of this rank, and the tensors that go into it."""
+
+    name: str
+    header: bytes
+    pieces: Sequence[PlacedPiece]
+    tensors: list[torch.Tensor]  # of each piece; staged copies may take their place
+
+
+@dataclass(slots=True)
+class _Job:
+    """One save on this rank."""
+
+    merged: Merged
+    placing: Placing
+    aside: Aside
+    files: Sequence[_File]
+    staging: Staging
+    problem: Exception | None = None
+    checksums: list[int] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.placing.files)
+
+    @property
+    def rank_bytes(self) -> int:
+        return sum(piece.nbytes for file in self.files for piece in file.pieces)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which ranks wait for the one that has most to write."""
+        most: dict[int, int] = {}
+        for file in self.placing.files:
+            most[file.rank] = most.get(file.rank, 0) + file.nbytes
+        return check_timeout() + max(most.values(), default=0) / _SLOWEST
+
+
+def _job(
+    brought: Brought, merged: Merged, aside: Aside, members: Communicator, max_bytes: int | None
+) -> _Job:
+    """What this rank writes; nothing is written yet. Reduces what is pending."""
+    sharded = _reduced(brought.sharded, merged, max_bytes)
+    placing = place(merged.wanted, tuple(members.ranks))
+    files = []
+    for number, file in enumerate(placing.files):
+        if file.rank == members.rank:
+            pieces = tuple(placing.pieces_of(number))
+            tensors = [_local(piece, brought, sharded) for piece in pieces]
+            header = header_of(pieces, is_unsharded=placing.is_unsharded)
+            files.append(_File(placing.file_names[number], header, pieces, tensors))
+    return _Job(merged, placing, aside, files, Staging(max_bytes))
+
+
+def _reduced(
+    sharded: Mapping[str, ShardedTensor], merged: Merged, max_bytes: int | None
+) -> dict[str, ShardedTensor]:
+    """The sharded tensors with nothing pending. Ranks of a tensor's group come together."""
+    found = dict(sharded)
+    layouts = {one.name: one.layout for one in merged.wanted}
+    groups: dict[GroupRanks, list[str]] = {}
+    for name in sorted(sharded.keys() & layouts):
+        state = sharded[name]._state
+        if state.layout.pending is not None:
+            groups.setdefault(state.comm.ranks, []).append(name)
+    with torch.no_grad():
+        for names in groups.values():
+            tensors = {name: sharded[name] for name in names}
+            targets = {name: layouts[name] for name in names}
+            found.update(reshard_all(tensors, targets, max_bytes=max_bytes, progress=False))
+    return found
+
+
+def _local(
+    piece: PlacedPiece, brought: Brought, sharded: Mapping[str, ShardedTensor]
+) -> torch.Tensor:
+    """This rank's elements of a box that it writes."""
+    name = piece.tensor.name
+    if not piece.nbytes:
+        return torch.empty(piece.box.shape, dtype=piece.tensor.dtype)
+    if name in brought.plain:
+        return brought.plain[name]
+    state = sharded[name]._state
+    at = int(np.searchsorted(state.layout.rows_of(state.rank), piece.row))
+    return state.shards[at].detach()
+
+
+def _writing(job: _Job) -> Iterator[int]:
+    """Writes the files, piece by piece; gives the bytes of each when it is written."""
+    job.aside.make()
+    for file in job.files:
+        with FileWriter(job.aside.path / file.name, file.header, job.staging) as writer:
+            for tensor, piece in zip(file.tensors, file.pieces, strict=True):
+                job.checksums.append(writer.write(tensor))
+                yield piece.nbytes
+
+
+def _stage(job: _Job, writing: Iterator[int], background: Background, most: int | None) -> None:
+    """Copies what is not written yet, so that tensors may change; writes what is beyond `most`.
+
+    The last pieces are the ones that are copied, since files are written in order.
+    """
+    places = [(file, number) for file in job.files for number in range(len(file.pieces))]
+    staged: list[tuple[_File, int]] = []
+    nbytes = 0
+    while places and (most is None or nbytes + _room(*places[-1]) <= most):
+        nbytes += _room(*places[-1])
+        staged.append(places.pop())
+    memory, at = background.memory(nbytes), 0
+    for file, number in staged:
+        tensor = file.tensors[number]
+        part = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        part.copy_(tensor, non_blocking=True)
+        at += _room(file, number)
+        file.tensors[number] = part
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    for _ in places:
+        next(writing)
+
+
+def _room(file: _File, number: int) -> int:
+    """Bytes that a copy takes, so that the next one is aligned."""
+    return -(-file.pieces[number].nbytes // _LEAST_STAGING) * _LEAST_STAGING
+
+
+# -- together ----------------------------------------------------------------------------------
+
+
+def _finish(
+    job: _Job, members: Communicator, writing: Iterator[int], progress: bool | None
+) -> Saved:
+    """Writes, and makes it the checkpoint. All ranks call it. [Note: a save]"""
+    began = time.monotonic()
+    try:
+        try:
+            _write(job, members, writing, progress)
+        except Exception as error:  # whatever it is, all ranks are to raise
+            job.problem = job.problem or _told(error, job, members.rank)
+        took = time.monotonic() - began
+        _meet("writing", job, members)
+        try:
+            _report_and_commit(job, members)
+        except Exception as error:  # also of an exchange, so that nobody waits for this rank
+            job.problem = _told(error, job, members.rank)
+        _meet("the last step", job, members)
+        if _is_first(members):
+            job.aside.target.remove_remains()
+    except (CheckpointError, AgreementError):
+        job.aside.remove()  # all ranks are here, and nobody writes any more
+        raise
+    except (ShardwiseError, RuntimeError) as error:
+        raise _left(job, error) from error
+    finally:
+        job.aside.close()
+    rate = job.rank_bytes / max(took, 1e-9) / 1e9
+    _LOGGER.info("wrote %s in %.3f s, %.2f GB/s", format_bytes(job.rank_bytes), took, rate)
+    _LOGGER.info("committed %s after %.3f s", job.aside.target.path, time.monotonic() - began)
+    num_tensors = len(job.placing.tensors) + len(job.merged.same_as)
+    return Saved(job.aside.target.path, num_tensors, job.nbytes, job.rank_bytes)
+
+
+def _write(job: _Job, members: Communicator, writing: Iterator[int], progress: bool | None) -> None:
+    if job.problem is not None:
+        return
+    with progress_bar("saving", job.rank_bytes, members, show=progress) as advance:
+        for nbytes in writing:
+            advance(nbytes)
+
+
+def _meet(step: str, job: _Job, members: Communicator) -> None:
+    """Returns once all ranks are here and well; else all raise."""
+    what = f"{_WHAT} to {str(job.aside.target.path)!r}, {step}"
+    agreed_bytes(
+        what, {}, b"", group=members, doing="save", problem=job.problem, timeout=job.patience
+    )
+
+
+def _report_and_commit(job: _Job, members: Communicator) -> None:
+    report = report_of([len(file.header) for file in job.files], job.checksums)
+    reports = gather_reports(report, job.placing, members)
+    if _is_first(members):
+        _commit(job, reports, len(members.ranks))
+
+
+def _is_first(members: Communicator) -> bool:
+    return members.rank == members.ranks.rank_at(0)
+
+
+def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:
+    """Writes the index and makes the folder the checkpoint. For the first rank."""
+    aside, placing = job.aside, job.placing
+    index = index_of(
+        placing,
+        reports,
+        path=aside.target.path,
+        structure=job.merged.structure,
+        same_as=job.merged.same_as,
+        world_size=world_size,
+    )
+    commit_index(index, placing, aside)
+
+
+def _told(error: Exception, job: _Job, rank: int) -> Exception:
+    """What went wrong on this rank, in our words where the system said it."""
+    if not isinstance(error, OSError):
+        return error
+    return told_by_system(error, f"save to {str(job.aside.target.path)!r}", rank=rank)
+
+
+def _left(job: _Job, error: Exception) -> CheckpointError:
+    path = job.aside.target.path
+    return CheckpointError(
+        f"save to {str(path)!r} was cut off, since ranks are missing: {error}",
+        fix=f"What was at the path is as it was. {str(job.aside.path)!r} is what was written so "
+        "far; the next save to the same path removes it.",
+    )

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.checkpoint.folders import model, save_dcp
+
+from shardwise.checkpoint import load_index, save
+from shardwise.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process: status, standard output, standard error."""
+
+    def call(*words: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["shardwise", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return Done(int(stop.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint with plain values."""
+    save({"model": model(), "step": 5, "groups": [{"lr": 0.1}]}, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_inspect_tells_what_is_in_checkpoints_of_all_kinds(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(model(), tmp_path / "file.safetensors")
+    save_dcp({"model": model(), "step": 5}, tmp_path / "dcp")
+    for path, kind in [
+        ("saved", "a checkpoint of shardwise, version 1"),
+        ("dcp", "a checkpoint of torch.distributed.checkpoint"),
+        ("file.safetensors", "safetensors"),
+    ]:
+        done = run("inspect", path)
+        assert done.status == 0, done.err
+        assert kind in done.out
+        assert "1 rank, 1 file, 8 tensors, " in done.out
+        assert "up.weight" in done.out
+        assert "6x5" in done.out
+        assert "bfloat16" in done.out
+        assert ("step = 5" in done.out) is (path != "file.safetensors")
+        assert max(map(len, done.out.splitlines())) <= 80
+        assert "\x1b" not in done.out
+    assert load_index("file.safetensors").kind == "safetensors"
+
+
+def test_inspect_draws_a_tensor_and_prints_json(run: Run, saved: Path, tmp_path: Path) -> None:
+    assert run("convert", saved, tmp_path / "cut", "--world-size", "4").status == 0
+    done = run("inspect", tmp_path / "cut", "--tensor", "model.up.weight")
+    assert done.status == 0, done.err
+    assert "model.up.weight: float32, 120 B" in done.out
+    assert "40 B" in done.out
+    told = json.loads(run("inspect", tmp_path / "cut", "--json").out)
+    assert (told["kind"], told["world_size"], told["values"]) == (
+        "shardwise",
+        4,
+        {"step": 5, "groups.0.lr": 0.1},
+    )
+    tensor = told["tensors"]["model.up.weight"]
+    assert (tensor["shape"], tensor["dtype"], tensor["bytes"]) == ([6, 5], "float32", 120)
+    assert [box["rank"] for box in tensor["boxes"]] == [0, 1, 2]
+    done = run("inspect", tmp_path / "cut", "--tensor", "model.up.wieght")
+    assert done.status == 2
+    assert "Nearest: 'model.up.weight'" in done.err
+
+
+def test_convert_diff_and_verify_work_together(run: Run, saved: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text('plan:\n  "model.up.weight": chunk(1)\n')
+    words = ["--world-size", "2", "--plan", str(plan), "--max-bytes", "1KiB", "--jobs", "2"]
+    done = run("convert", saved, tmp_path / "cut", *words)
+    assert (done.status, done.err) == (0, "")
+    assert "8 tensors, " in done.out
+    assert load_index(tmp_path / "cut").layout("model.up.weight").grid.shape == (1, 2)  # type: ignore[union-attr]
+    done = run("convert", tmp_path / "cut", tmp_path / "dcp", "--to", "dcp", "--json")
+    assert json.loads(done.out)["kind"] == "dcp"
+    for path in ("cut", "dcp"):
+        done = run("diff", saved, tmp_path / path)
+        assert (done.status, done.out) == (0, "the same: 8 tensors\n")
+        assert run("verify", tmp_path / path).status == 0
+    done = run("convert", saved, tmp_path / "half", "--dtype", "bf16")
+    done = run("diff", saved, tmp_path / "half")
+    assert done.status == 1
+    assert "differs: model.up.weight: float32 in A, bfloat16 in B; " in done.out
+    told = json.loads(run("diff", saved, tmp_path / "half", "--json").out)
+    assert told["same"] is False
+    assert {one["name"] for one in told["tensors"]} == {
+        f"model.{name}" for name in ("up.weight", "empty", "small")
+    }
+
+
+def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
+    assert "sound" in run("verify", saved).out
+    index = load_index(saved)
+    piece = index.tensors["model.wave"].piece(0)
+    file = index.file_path(piece.file)
+    data = bytearray(file.read_bytes())
+    data[piece.start] ^= 4
+    file.write_bytes(data)
+    done = run("verify", saved)
+    assert done.status == 1
+    assert "'model.wave': box [0:6, 0:5] of 'model.wave' in file 'model.saf" in done.out
+    told = json.loads(run("verify", saved, "--json").out)
+    assert (told["sound"], [one["tensor"] for one in told["problems"]]) == (False, ["model.wave"])
+    file.write_bytes(data[:-1])
+    done = run("convert", saved, saved.parent / "out")
+    assert done.status == 1
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "{}/absent"], "no checkpoint at"),
+        (["verify", "{}/absent"], "no checkpoint at"),
+        (["diff", "{}/saved", "{}/absent"], "no checkpoint at"),
+        (["convert", "{}/saved", "{}/out", "--max-bytes", "much"], "--max-bytes: expected a size"),
+        (["convert", "{}/saved", "{}/out", "--dtype", "int8"], "--dtype: expected"),
+        (["convert", "{}/saved", "{}/a/b/c"], "Make it first"),
+        (["convert", "{}/saved", "{}/out", "--plan", "{}/no.yaml"], "No such file"),
+    ],
+)
+def test_a_wrong_call_gets_one_line_and_status_2(
+    run: Run, saved: Path, words: list[str], message: str
+) -> None:
+    done = run(*(word.format(saved.parent) for word in words))
+    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert message in done.err
+
+
+def test_the_help_of_each_command_has_examples(run: Run) -> None:
+    for command in ("inspect", "convert", "verify", "diff"):
+        done = run(command, "--help")
+        assert done.status == 0
+        assert sum(f"shardwise {command} " in line for line in done.out.splitlines()) >= 3
+        assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_more_than_fits_is_counted(run: Run, tmp_path: Path) -> None:
+    one = {f"t{n}": torch.full((2,), float(n)) for n in range(30)} | {"n": list(range(30))}
+    other = {name: value + 1 for name, value in one.items() if name != "n"}  # type: ignore[operator]
+    save(one, tmp_path / "a")
+    save(other, tmp_path / "b")
+    assert "... and 10 more (--json has all)" in run("inspect", tmp_path / "a").out
+    done = run("diff", tmp_path / "a", tmp_path / "b")
+    assert done.out.count("more (--json has all)") == 2
+    assert "value n.0: 0 in A, absent in B" in done.out
