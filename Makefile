@@ -3,10 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-DEMO   := $(VENV)/demo-checkpoint
 BENCHMARKS := tiling planning reshard create random_fill ops train checkpoint_planning checkpoint
 
-.PHONY: help demo test test-long lint bench op-table clean
+.PHONY: help demo tour test test-long lint docs package bench op-table clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,19 +18,16 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## draw layouts and a plan, move a tensor, train a small GPT on four ranks, resume on two
-	@$(BIN)/python examples/demo.py
-	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 \
-	  examples/train_gpt.py --steps 40 --save $(DEMO)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 \
-	  examples/train_gpt.py --steps 10 --plan uneven --sample 0 --resume $(DEMO)
-	@$(BIN)/shardwise inspect $(DEMO)
-	@$(BIN)/shardwise verify $(DEMO)
+demo: $(READY) ## shard, train, reshard, save, resume and convert a small GPT on four local ranks
+	@$(BIN)/python -m shardwise.demo --folder $(VENV)/demo
 
-test: lint ## everything CI checks: lint, types, layers, tests
+tour: $(READY) ## draw layouts of every kind, a plan, and a tensor that goes that way
+	@$(BIN)/python examples/tour.py
+
+test: lint docs ## everything CI checks: lint, types, layers, docs, tests
 	$(BIN)/python -m pytest -n 2
 
-test-long: lint ## all tests, with a thousand random cases a property
+test-long: lint docs package ## all tests, with a thousand random cases a property
 	$(BIN)/python -m pytest -n 2 -m "long or not long" --hypothesis-profile=long
 
 lint: $(READY) ## ruff, mypy (strict), import-linter
@@ -39,6 +35,12 @@ lint: $(READY) ## ruff, mypy (strict), import-linter
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY) ## the documents as a site in site/, where every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+package: $(READY) ## wheel and sdist in dist/, installed into a fresh environment and tried there
+	$(BIN)/python tests/packaging/try_package.py
 
 bench: $(READY) ## every benchmark, with ratios to the peers
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
@@ -48,4 +50,4 @@ op-table: $(READY) ## docs/op-table.md anew: torch's own op samples on sharded t
 	mv docs/op-table.md.new docs/op-table.md
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -43,6 +43,7 @@ __all__ = [
     "all_gather_single",
     "allow_foreach",
     "assert_async",
+    "autocast_dtype",
     "can_swap",
     "checkpointed_runs",
     "current_backward",
@@ -77,13 +78,15 @@ __all__ = [
     "wait_for_local",
 ]
 
-remote_device = _remote_device
+remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
 # torch 2.13 has new names for these, and warns of the old ones.
 _dist: Any = dist
-tracing_state: Any = torch._C._get_tracing_state
-assert_async: Any = torch._assert_async
+tracing_state: Any = torch._C._get_tracing_state  # None unless torch.jit traces
+assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
+# By its name in this version of torch.
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
+# The same for this one.
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
@@ -281,6 +284,16 @@ class MeshPlacementTypes(NamedTuple):
     strided_shard: type
     replicate: type
     partial: type
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast on this kind of device; None where it is off.
+
+    torch raises about the meta device, which has none.
+    """
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 def mesh_placement_types() -> MeshPlacementTypes:

@@ -28,8 +28,8 @@ __all__ = [
     "rank_of",
 ]
 
-Placement = remote_device
-PlacementLike = str | torch.device | remote_device
+Placement = remote_device  # what a spec holds
+PlacementLike = str | torch.device | remote_device  # what a caller may pass for one
 
 _FORMS = "'rank:<rank>/<device>', '<worker name>/<device>' or '<device>'"
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,33 +9,11 @@ from safetensors.torch import save_file
 from tests.checkpoint.folders import model, save_dcp
 
 from shardwise.checkpoint import load_index, save
-from shardwise.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    Run = Callable[..., "Done"]
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line in this process: status, standard output, standard error."""
-
-    def call(*words: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["shardwise", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return Done(int(stop.value.code or 0), *capsys.readouterr())
-
-    return call
+    from tests.cli.running import Run
 
 
 @pytest.fixture

@@ -1,39 +1,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 import shardwise
-from shardwise.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Run = Callable[..., "Done"]
+    from tests.cli.running import Run
+
 SQUARE = ("--shape", "8,8", "--from", "chunk(0)", "--to", "grid([2, 2])")
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A command in this process: status, standard output, standard error."""
-
-    def call(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["shardwise", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return Done(int(stop.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def test_a_plan_is_told_and_drawn_in_80_plain_columns(run: Run) -> None:

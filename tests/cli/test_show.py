@@ -5,33 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
-from shardwise.cli import main
-
-Run = Callable[..., "Done"]
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line in this process: status, standard output, standard error."""
-
-    def call(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["shardwise", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return Done(int(stop.value.code or 0), *capsys.readouterr())
-
-    return call
+if TYPE_CHECKING:
+    from tests.cli.running import Run
 
 
 def test_show_draws_a_layout_in_80_plain_columns(run: Run) -> None:

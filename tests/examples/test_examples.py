@@ -32,6 +32,7 @@ def losses(printed: str) -> list[tuple[float, float]]:
     return [(float(one), float(other)) for one, other in found]
 
 
+@pytest.mark.long
 def test_the_gpt_has_the_losses_of_one_process_under_both_plans() -> None:
     printed = run("train_gpt.py", "--steps=4", "--dtype=float64", "--sample=5", num_ranks=4)
     assert "fused(0, [128, 128, 128])" in printed  # the table of the plan

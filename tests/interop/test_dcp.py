@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ def _full(value: torch.Tensor) -> torch.Tensor:
 
 def _save_fsdp(rank: int, folder: str) -> None:
     model = _net(0)
-    fully_shard(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     dcp.save(model.state_dict(), checkpoint_id=f"{folder}/fsdp")
     mesh = init_device_mesh("cpu", (3,))
     weight = distribute_tensor(_net(0)[0].weight.detach(), mesh, [Shard(1)])
@@ -209,7 +210,7 @@ def _load_fsdp(rank: int, folder: str) -> None:
         for key in wanted:
             assert torch.equal(_full(ours.state_dict()[key]), expected[key]), (name, key)
     theirs = _net(1)
-    fully_shard(theirs)
+    fully_shard(theirs, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     loaded = theirs.state_dict()
     dcp.load(loaded, checkpoint_id=f"{folder}/ours")
     theirs.load_state_dict(loaded)
@@ -288,7 +289,7 @@ def _save_training(rank: int, folder: str) -> tuple[list[float], dict[str, torch
     """Trains and saves by DCP, once as ours and once by FSDP2; what comes next, as ours."""
     model, optimizer = _sharded(ROWS, 0)
     theirs = _net(0)
-    fully_shard(theirs)
+    fully_shard(theirs, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     pairs = {"ours": (model, optimizer), "fsdp": (theirs, torch.optim.AdamW(theirs.parameters()))}
     for name, (trained, by) in pairs.items():
         by.param_groups[0]["lr"] = 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,7 +34,7 @@ def _fully_sharded(seed: int, *, is_2d: bool) -> Any:
     """FSDP2 over all ranks, or over halves of tensor-parallel modules, which strides the shards."""
     model = _net(seed)
     if not is_2d:
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         return model
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})

@@ -31,7 +31,7 @@ __all__ = ["AsyncSave", "Background", "IfBusy", "Saved", "background_of", "check
 
 _LOGGER = logging.getLogger(__name__)
 
-IfBusy = Literal["wait", "raise"]
+IfBusy = Literal["wait", "raise"]  # what a save does while another is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,7 @@ def background_of(members: Communicator) -> Background:
 
 
 def checked_if_busy(if_busy: object) -> IfBusy:
+    """The same, or an error."""
     if if_busy == "wait" or if_busy == "raise":
         return if_busy
     raise ArgumentValueError("if_busy of save", expected="'wait' or 'raise'", got=repr(if_busy))

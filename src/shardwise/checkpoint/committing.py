@@ -46,6 +46,7 @@ class Target:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Target:
+        """The place that a path means, links followed."""
         return cls(Path(os.path.realpath(os.fspath(path))))
 
     def check(self) -> None:
@@ -85,9 +86,11 @@ class Target:
                 )
 
     def aside(self, token: str) -> Path:
+        """Where a save writes until it is complete."""
         return self.path.parent / self._name(_SAVING, token)
 
     def replaced(self, token: str) -> Path:
+        """Where the older checkpoint goes until it is removed."""
         return self.path.parent / self._name(_REPLACED, token)
 
     def _name(self, what: str, token: str) -> str:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Format", "convert"]
 
-Format = Literal["safetensors", "dcp"]
+Format = Literal["safetensors", "dcp"]  # what a checkpoint can be converted to
 _MOST_BYTES = 1 << 28
 _LARGEST_BLOCK = 1 << 26  # bytes: more at once is no faster
 _COPIES = 4  # of a block at once: pages of the file, what is read, what is cast, what is written

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METADATA_NAME", "DcpEntry", "DcpMetadata", "dcp_index", "read_dcp_metadata"]
 
-METADATA_NAME = ".metadata"
+METADATA_NAME = ".metadata"  # the file by which DCP knows its folders
 _FILE_OF_RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
 
 

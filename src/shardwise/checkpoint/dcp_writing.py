@@ -70,6 +70,7 @@ class DcpFile:
 
 
 def dcp_file_name(rank: int, number: int) -> str:
+    """The file of a rank, as DCP names it."""
     return f"__{rank}_{number}.distcp"
 
 

@@ -60,6 +60,7 @@ class Diff:
 
     @property
     def is_same(self) -> bool:
+        """Whether nothing differs."""
         return not (self.only_in_a or self.only_in_b or self.tensors or self.values)
 
 

@@ -57,7 +57,7 @@ __all__ = [
     "encode_index",
 ]
 
-INDEX_NAME = "shardwise.index.json"
+INDEX_NAME = "shardwise.index.json"  # the file that says what is where
 VERSION = 1
 _FORMAT = "shardwise checkpoint"
 _DIGITS = 16  # of a checksum
@@ -73,7 +73,7 @@ _WRONG = (
     RecursionError,
 )
 
-Kind = Literal["shardwise", "safetensors", "dcp"]
+Kind = Literal["shardwise", "safetensors", "dcp"]  # formats of folders that can be read
 Checksums = NDArray[np.uint64]
 
 
@@ -111,6 +111,7 @@ class SavedTensor:
 
     @property
     def nbytes(self) -> int:
+        """Of the whole tensor."""
         return Box.whole(self.shape).volume * self.dtype.itemsize
 
     def piece(self, number: int) -> SavedPiece:
@@ -127,6 +128,7 @@ class SavedTensor:
         return replace(self, name=name)
 
     def pieces(self) -> Iterator[SavedPiece]:
+        """All of them, in the order of the boxes."""
         return map(self.piece, range(len(self.boxes)))
 
 
@@ -175,6 +177,7 @@ class Index:
         return Layout(tensor.shape, tensor.boxes, ranks[tensor.files])
 
     def file_path(self, number: int) -> Path:
+        """Where the file of that number is."""
         return self.path / self.files[number].name
 
 

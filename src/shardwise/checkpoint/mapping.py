@@ -74,6 +74,7 @@ class Window:
         return Window(common, self.name, self.source_of(common).start, self.dims)
 
     def shift(self, offset: Sequence[int]) -> Window:
+        """The same window, placed so much further."""
         return Window(self.into.shift(offset), self.name, self.start, self.dims)
 
     def permute(self, dims: Sequence[int]) -> Window:
@@ -104,6 +105,7 @@ class Mosaic:
         return Mosaic(box.shape, tuple(window.shift(back) for window in found if window))
 
     def permute(self, dims: Sequence[int]) -> Mosaic:
+        """Dim d becomes what dim `dims[d]` was."""
         shape = tuple(self.shape[dim] for dim in dims)
         return Mosaic(shape, tuple(window.permute(dims) for window in self.windows))
 
@@ -327,6 +329,7 @@ def _source(value: object, what: str) -> Source:
     )
 
 
+# Name in the model -> where it comes from in the checkpoint.
 Map = Mapping[str, str | Source | None] | Callable[[str], Any]
 
 

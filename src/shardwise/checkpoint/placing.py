@@ -81,6 +81,7 @@ class PlacedPiece:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in the file."""
         return self.box.volume * self.tensor.dtype.itemsize
 
 

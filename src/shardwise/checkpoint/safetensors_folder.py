@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUFFIX", "WEIGHT_MAP_SUFFIX", "index_of_files", "safetensors_index"]
 
-SUFFIX = ".safetensors"
+SUFFIX = ".safetensors"  # of files with tensors
 WEIGHT_MAP_SUFFIX = ".safetensors.index.json"  # which tensor is in which file
 _ONE_FILE = "model.safetensors"
 _SHARD = re.compile(r"shard-(\d{1,9})-")  # as DCP names the files of a rank, from 1

@@ -41,6 +41,7 @@ class Range:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return self.stop - self.start
 
 

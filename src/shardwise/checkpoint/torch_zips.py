@@ -65,15 +65,19 @@ class Slice(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
+        """It is."""
         return True
 
     def seekable(self) -> bool:
+        """It is."""
         return True
 
     def tell(self) -> int:
+        """The position, from the start of the slice."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves the position, as a file's."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
         if base + offset < 0:
             raise OSError("a position before the start")
@@ -81,6 +85,7 @@ class Slice(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
+        """Fills the buffer from the position on; how many bytes there were."""
         view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
         count = os.preadv(self._handle, [view], self._offset + self._at) if len(view) else 0
         self._at += count

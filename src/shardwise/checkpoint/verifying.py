@@ -56,6 +56,7 @@ class Verified:
 
     @property
     def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.problems
 
 

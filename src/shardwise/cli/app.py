@@ -6,11 +6,15 @@ import io
 import json
 import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from shardwise import __version__
+from shardwise.cli.bench import bench
+from shardwise.cli.demo import demo
+from shardwise.cli.doctor import doctor
+from shardwise.cli.plan import plan
 from shardwise.cli.reshard_plan import reshard_plan
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
 from shardwise.errors import DamagedError, ShardwiseError
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main", "options", "show"]
 
+# The `shardwise` command, to which each command is added.
 app = typer.Typer(
     help="Tensors cut into boxes and spread over ranks: layouts and checkpoints.",
     no_args_is_help=True,
@@ -29,6 +34,8 @@ app = typer.Typer(
 )
 
 _MOST_RANKS = 10**6  # each is a placement in memory before anything is drawn
+# click's class for wrong words; newer versions of typer have a copy of click of their own.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
@@ -41,7 +48,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except _USAGE_ERROR as error:
+        words = error.ctx.command_path if error.ctx is not None else "shardwise"
+        _refuse(f"{error.format_message().rstrip('.')}. Examples: {words} --help")
     except DamagedError as error:
         _refuse(str(error), status=1)
     except ShardwiseError as error:
@@ -121,6 +131,10 @@ def show(
 
 
 app.command()(reshard_plan)
+app.command()(plan)
+app.command()(doctor)
+app.command()(demo)
+app.command()(bench)
 
 
 def _entries(layout: Layout, itemsize: int) -> dict[str, object]:

@@ -112,14 +112,17 @@ class Batch:
         self.outputs += map(self._take, self.known.shapes.target)
 
     def at(self, place: Place) -> torch.Tensor:
+        """The box there of all its tensors, one after the other."""
         stack = (self.outputs if place.is_target else self.shards)[place.shard]
         return stack if place.region is None else stack[(slice(None), *place.region)]
 
     def packed(self, place: Place) -> torch.Tensor:
+        """A message of that box of all its tensors."""
         found = self.at(place)
         return found if found.is_contiguous() else self.room(found.shape[1:]).copy_(found)
 
     def room(self, shape: tuple[int, ...], wire: torch.device | None = None) -> torch.Tensor:
+        """Memory for a message of one box of all its tensors."""
         self._messages.append(self._take(shape))
         return self._messages[-1]
 

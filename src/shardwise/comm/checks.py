@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckMode", "Checks", "check_timeout", "is_debugging", "set_check", "should_check"]
 
-CheckMode = Literal["always", "debug", "never"]
+CheckMode = Literal["always", "debug", "never"]  # how much ranks compare
 _MODES: tuple[CheckMode, ...] = get_args(CheckMode)
 _MODE_VARIABLE = "SHARDWISE_CHECK"
 _TIMEOUT_VARIABLE = "SHARDWISE_CHECK_TIMEOUT"

@@ -29,9 +29,15 @@ class Flight(Protocol):
     messages between two ranks are matched in the order in which they were named.
     """
 
-    def receive(self, peer: int, buffer: torch.Tensor) -> None: ...
-    def send(self, peer: int, buffer: torch.Tensor) -> None: ...
-    def launch(self) -> None: ...
+    def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        """Names a message from `peer`, which is to land in `buffer`."""
+
+    def send(self, peer: int, buffer: torch.Tensor) -> None:
+        """Names a message to `peer`, the bytes of `buffer`."""
+
+    def launch(self) -> None:
+        """Starts what has not been started yet."""
+
     def land(self, index: int) -> None:
         """Waits until the `index`-th receive is in its buffer."""
 

@@ -27,7 +27,7 @@ from shardwise.comm.lowering import lower
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
-from shardwise.comm.tracing import TRACES, Recording
+from shardwise.comm.tracing import Recording, is_watched
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def execute(
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
     must be in the group. `max_bytes` caps the staging. No gradients: values only.
     """
-    if out is None and device is None and max_bytes is None and not TRACES:
+    if out is None and device is None and max_bytes is None and not is_watched():
         members = communicator(group)
         known = members.rank_plans.get(id(plan))  # it holds the plan, so the id is the plan's own
         if (
@@ -114,7 +114,7 @@ def start_all(
         problem = error
     if problem is not None or should_check(hot=True):
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
-    recording = _recording(transfers, members) if TRACES else None
+    recording = _recording(transfers, members) if is_watched() else None
     flying = _overlap(
         [_exchange(program, lot, work.results, members) for program, lot in work.exchanges]
     )
@@ -123,7 +123,7 @@ def start_all(
 
 
 def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
-    """For the traces that run; none of an exchange in which nothing is sent."""
+    """For those who look; none of an exchange in which nothing is sent."""
     plans, rank = [transfer.plan for transfer in transfers], members.rank
     sizes = (
         sum(plan.bytes_sent(rank) for plan in plans),

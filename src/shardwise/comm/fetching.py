@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from shardwise.comm.tracing import TRACES, Recording, current_op, doing, recorded
+from shardwise.comm.tracing import TRACES, Recording, current_op, doing, is_watched, recorded
 from shardwise.errors import OutOfRangeError
 
 if TYPE_CHECKING:
@@ -179,10 +179,12 @@ class Asked:
         return int(before), int(before + self.counts[ask, low:high].sum())
 
     def num_rows(self, ask: int, box: int) -> int:
+        """How many rows of a box an ask wants."""
         low, high = self.span(ask, box)
         return high - low
 
     def ways_of(self, rank: int) -> _Ways:
+        """What `rank` sends, receives and copies."""
         return _ways(self.table, self.asks, rank, adds=self.adds)
 
     def local_rows(self, ask: int, box: int) -> torch.Tensor:
@@ -300,7 +302,7 @@ def _swap(
     receives = [(peer, buffer) for peer, buffer in receives if buffer.numel()]
     sends = [(peer, buffer) for peer, buffer in sends if buffer.numel()]
     recording = None
-    if TRACES:
+    if is_watched():
         sizes = [sum(b.nbytes for _, b in messages) for messages in (sends, receives)]
         recording = Recording(op, members, (sizes[0], sizes[1], total()))
     flight = members.flight()

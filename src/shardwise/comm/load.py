@@ -66,6 +66,7 @@ class Load:
         return self.outputs
 
     def at(self, place: Place) -> torch.Tensor:
+        """The box there, as a view of its shard."""
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
         return shard if place.region is None else shard[place.region]
 
@@ -81,6 +82,7 @@ class Load:
 def new_tensors(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
+    """Tensors of these shapes, with whatever was in their memory."""
     return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
 
 
@@ -150,7 +152,7 @@ def new_outputs(
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     wire = members.wire_device
     known = rank_plan(transfer.plan, members)
-    dtype = check_arguments(transfer, known.shapes, members.rank)
+    dtype = check_arguments(transfer, known.shapes, members)
     if not dtype.is_complex:
         known.usual_dtype = dtype
     shards = [_plain(shard) for shard in transfer.shards]

@@ -13,6 +13,7 @@ from shardwise.transfer import TransferPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardwise.comm.communicator import Communicator
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
@@ -44,12 +45,12 @@ def _no_transfer(what: str, expected: str, got: object, rank: int) -> ArgumentTy
     )
 
 
-def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch.dtype:
+def check_arguments(transfer: Transfer, shapes: LocalShapes, members: Communicator) -> torch.dtype:
     """The tensor's dtype; raises if what this rank passed does not fit the plan."""
-    name, out = transfer.name, transfer.out
-    _check_tensors(transfer.shards, shapes.source, rank, f"{name!r} shards")
+    name, out, rank = transfer.name, transfer.out, members.rank
+    _check_tensors(transfer.shards, shapes.source, members, f"{name!r} shards")
     if out is not None:
-        _check_tensors(out, shapes.target, rank, f"{name!r} out")
+        _check_tensors(out, shapes.target, members, f"{name!r} out")
         for tensor in out:
             if tensor.is_conj() or tensor.is_neg():
                 raise LayoutError(
@@ -63,10 +64,10 @@ def check_arguments(transfer: Transfer, shapes: LocalShapes, rank: int) -> torch
 
 
 def _check_tensors(
-    tensors: object, shapes: tuple[tuple[int, ...], ...], rank: int, what: str
+    tensors: object, shapes: tuple[tuple[int, ...], ...], members: Communicator, what: str
 ) -> None:
     """Raises unless these are dense tensors of the given shapes."""
-    got = type(tensors).__name__
+    rank, got = members.rank, type(tensors).__name__
     if not isinstance(tensors, list | tuple):
         raise ArgumentTypeError(what, rank=rank, expected="a list of tensors", got=got)
     for tensor in tensors:
@@ -90,7 +91,7 @@ def _check_tensors(
                 got=f"one of layout {tensor.layout} and dtype {tensor.dtype}",
                 fix="Call to_dense() or dequantize() first.",
             )
-        if tensor.is_meta:
+        if tensor.is_meta and members.wire_device.type != "meta":
             raise LayoutError(
                 what,
                 rank=rank,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLLECTIVES", "lower", "pattern_of"]
 
+# Backend -> patterns of plans that it carries out by a collective.
 COLLECTIVES: Mapping[str, frozenset[Pattern]] = {
     "gloo": frozenset(),
     "nccl": frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"}),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroupCommunicator", "Wire", "communicator"]
 
-Wire = Literal["cpu", "cuda"]
+Wire = Literal["cpu", "cuda"]  # kinds of device that messages may leave from
 
 _REDUCE_OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
@@ -105,6 +105,7 @@ class ProcessGroupCommunicator:
         )
 
     def is_of(self, group: dist.ProcessGroup) -> bool:
+        """Whether it speaks for this group."""
         return self._reference() is group
 
     @property

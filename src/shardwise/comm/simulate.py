@@ -45,12 +45,14 @@ class LinkTraffic:
     messages: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, src: int, dst: int, nbytes: int) -> None:
+        """Counts one message; what a rank keeps for itself is none."""
         if src != dst:
             self.bytes[src, dst] += nbytes
             self.messages[src, dst] += 1
 
     @property
     def total_bytes(self) -> int:
+        """Bytes on all links."""
         return sum(self.bytes.values())
 
     def __repr__(self) -> str:
@@ -66,7 +68,11 @@ class Simulation(Generic[Result]):
 
 
 def simulate(
-    fn: Callable[[int, *Args], Result], world_size: int, *args: *Args, backend: str = "gloo"
+    fn: Callable[[int, *Args], Result],
+    world_size: int,
+    *args: *Args,
+    backend: str = "gloo",
+    device: str = "cpu",
 ) -> Simulation[Result]:
     """Calls `fn(rank, *args)` as every rank of a simulated world, in this process.
 
@@ -74,19 +80,22 @@ def simulate(
     torch.distributed is used. `backend` chooses the table of collectives. Arguments and globals
     are shared by all ranks. A failure of any rank raises `RankFailure` with every story.
 
+    With `device="meta"` it is a rehearsal: tensors on the meta device are sent, too, and counted,
+    so that a model of any size shows what it would send.
+
     >>> from shardwise.comm import communicator
     >>> simulate(lambda rank: communicator().gather_objects(rank * 10), 2).results
     [[0, 10], [0, 10]]
     """
-    world = _World(whole_number(world_size, "world_size", least=1), backend)
+    world = _World(whole_number(world_size, "world_size", least=1), backend, torch.device(device))
     return Simulation(world.run(fn, args), world.traffic)
 
 
 class _World:
     """Threads, mailboxes and meetings of one simulation. [Note: the baton]"""
 
-    def __init__(self, world_size: int, backend: str) -> None:
-        self.world_size, self.backend = world_size, backend
+    def __init__(self, world_size: int, backend: str, device: torch.device) -> None:
+        self.world_size, self.backend, self.device = world_size, backend, device
         self.traffic = LinkTraffic()
         self.group_keys: dict[GroupRanks, int] = {}
         self.num_meetings: dict[tuple[int, int], int] = defaultdict(int)  # by group and rank
@@ -201,7 +210,7 @@ class SimulatedCommunicator:
         self.rank = rank
         self.ranks = GroupRanks(tuple(ranks))
         self.backend = world.backend
-        self.wire_device = torch.device("cpu")
+        self.wire_device = world.device
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}

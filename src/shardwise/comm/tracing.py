@@ -1,7 +1,8 @@
 """What ranks send each other while a block runs: `with shardwise.trace() as t:`.
 
-Nothing is recorded, and next to nothing is spent, while no trace runs: every place that sends asks
-whether `TRACES` is empty. An exchange is one event, whatever it is lowered to.
+Nothing is recorded, and next to nothing is spent, while nobody looks: every place that sends asks
+`is_watched()`, which is so for the log at DEBUG, too. An exchange is one event, whatever it is
+lowered to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from shardwise.call_site import call_site
 from shardwise.comm.communicator import simulated_rank
+from shardwise.comm.logs import LOG, logs_exchanges
 from shardwise.transfer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +25,17 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["TRACES", "Event", "Recording", "Trace", "current_op", "doing", "recorded", "trace"]
+__all__ = [
+    "TRACES",
+    "Event",
+    "Recording",
+    "Trace",
+    "current_op",
+    "doing",
+    "is_watched",
+    "recorded",
+    "trace",
+]
 
 
 class Event(NamedTuple):
@@ -128,6 +140,11 @@ def trace(*, show: bool = True) -> Trace:
     return Trace(show=show)
 
 
+def is_watched() -> bool:
+    """Whether exchanges are to be recorded: for a trace, or for the log."""
+    return bool(TRACES) or logs_exchanges()
+
+
 def current_op() -> str | None:
     """The torch function that is being carried out, if it said so."""
     return _OP.get()
@@ -144,7 +161,7 @@ def doing(op: str) -> Iterator[None]:
 
 
 class Recording:
-    """An exchange that is under way while traces run."""
+    """An exchange that is under way while somebody looks."""
 
     def __init__(self, op: str, members: Communicator, sizes: tuple[int, int, int]) -> None:
         self._op, self._members, self._sizes = op, members, sizes
@@ -152,6 +169,7 @@ class Recording:
         self._began = time.perf_counter()
 
     def end(self) -> None:
+        """Adds the exchange, which is over, to the traces that run, and to the log."""
         sent, received, total = self._sizes
         seconds = time.perf_counter() - self._began
         op = _OP.get() or self._op
@@ -160,13 +178,29 @@ class Recording:
         for running in TRACES:
             if running.rank in (None, self._members.rank):
                 running.events.append(event)
+        if logs_exchanges():
+            _log(event, self._members.rank)
+
+
+def _log(event: Event, rank: int) -> None:
+    LOG.debug(
+        "[rank %d] %s at %s: sent %s, received %s of %s between %d ranks, %.3f ms",
+        rank,
+        event.op,
+        event.site,
+        format_bytes(event.sent),
+        format_bytes(event.received),
+        format_bytes(event.total),
+        len(event.ranks),
+        1e3 * event.seconds,
+    )
 
 
 @contextmanager
 def recorded(op: str, members: Communicator, nbytes: int) -> Iterator[None]:
     """A small exchange in which each rank sends `nbytes` to each other one."""
     peers = len(members.ranks) - 1
-    if not TRACES or not peers:
+    if not peers or not is_watched():
         yield
         return
     mine = nbytes * peers

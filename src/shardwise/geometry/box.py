@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Box", "Boxes", "Ints", "as_shape", "frozen_ints", "rows_of_ints"]
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]  # arrays of coordinates
 
 
 def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -84,10 +84,12 @@ class Box:
 
     @property
     def ndim(self) -> int:
+        """Number of dims."""
         return len(self.start)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Size of each dim."""
         return tuple(map(operator.sub, self.stop, self.start))
 
     @property
@@ -97,6 +99,7 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
+        """Whether it has no elements."""
         return self.volume == 0
 
     def __and__(self, other: Box) -> Box | None:
@@ -230,6 +233,7 @@ class Boxes:
 
     @property
     def ndim(self) -> int:
+        """Number of dims of each box."""
         return int(self.starts.shape[1])
 
     @property

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp", "check_layout"]
 
 _MOST_PADDING = 64  # padded size of a Grid, in units of the layout's
-ReduceOp = Literal["sum", "avg", "max", "min", "product"]
-REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
+ReduceOp = Literal["sum", "avg", "max", "min", "product"]  # what a pending layout waits for
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)  # all of them
 
 
 class Entry(NamedTuple):
@@ -252,6 +252,7 @@ class Layout:
 
     @property
     def ndim(self) -> int:
+        """Number of dims."""
         return len(self.shape)
 
     def __len__(self) -> int:

@@ -41,6 +41,7 @@ class TilingReport:
 
     @property
     def ok(self) -> bool:
+        """Whether the boxes tile the shape."""
         return self.is_complete and not (self.out_of_range or self.overlaps or self.gaps)
 
     def describe(self, label: Callable[[int], str] | None = None) -> str:

@@ -26,4 +26,5 @@ def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, torch.T
 
 
 def joined(prefix: str, key: object) -> str:
+    """A dotted name."""
     return f"{prefix}.{key}" if prefix else str(key)

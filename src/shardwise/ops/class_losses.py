@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from shardwise._torch_compat import autocast_dtype
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
 from shardwise.geometry import Box
@@ -139,7 +140,7 @@ def _decide_whole(call: Call, terms: Terms, layout: Layout, besides: Sequence[Be
 
 def _result_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype of losses, now: autocast may change it."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if autocast_dtype(x.device.type) is None:
         return x.dtype
     ones = torch.ones((1, 1), dtype=x.dtype, device=x.device)
     return F.cross_entropy(ones, torch.zeros(1, dtype=torch.int64, device=x.device)).dtype

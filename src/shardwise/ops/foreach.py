@@ -82,5 +82,5 @@ def _table() -> dict[Any, Foreach]:
     }
 
 
-FOREACH: dict[Any, Foreach] = _table()
-FUSED: list[Any] = functions_named(_FUSED.split())
+FOREACH: dict[Any, Foreach] = _table()  # torch's functions of lists -> how they are carried out
+FUSED: list[Any] = functions_named(_FUSED.split())  # steps of fused optimizers

@@ -35,7 +35,7 @@ class Scale(NamedTuple):
         return start // self.units * self.indices, -(-stop // self.units) * self.indices
 
 
-ALIKE = Scale(1, 1)
+ALIKE = Scale(1, 1)  # each index is one unit
 
 
 class Factor(NamedTuple):

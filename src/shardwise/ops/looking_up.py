@@ -104,6 +104,7 @@ def within(index: torch.Tensor, low: int, high: int) -> tuple[torch.Tensor, torc
 
 
 def with_zeros_outside(found: torch.Tensor, is_inside: torch.Tensor) -> torch.Tensor:
+    """What was found, and zeros where the index is another piece's."""
     return torch.where(is_inside, found, found.new_zeros(()))
 
 
@@ -124,6 +125,7 @@ def dim_of(call: str, dim: int, ndim: int) -> int:
 
 
 def are_neighbours(dims: Sequence[int]) -> bool:
+    """Whether no other dim stands between these."""
     return dims[-1] - dims[0] == len(dims) - 1
 
 

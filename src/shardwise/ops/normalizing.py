@@ -78,6 +78,7 @@ def scaled(
     scale: torch.Tensor,
     affine: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
+    """`(x - mean) * scale`, then weight and bias, with its own backward."""
     found: torch.Tensor = _Scaled.apply(x, mean, scale, *affine)  # type: ignore[no-untyped-call]
     return found
 
@@ -89,11 +90,13 @@ class Affine(NamedTuple):
     has_bias: bool = False
 
     def of(self, aside: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Weight and bias among the tensors aside, None for one that is absent."""
         left = iter(aside)
         return [next(left) if has else None for has in self]
 
 
 def affine_of(given: Mapping[str, Any]) -> Affine:
+    """Which of weight and bias a call has."""
     return Affine(given.get("weight") is not None, given.get("bias") is not None)
 
 

@@ -55,6 +55,7 @@ def _same(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+# Of magnitudes: the norm of order infinity.
 MAXIMUM = Reduction("max", _same, _same, needs_elements=True)
 
 

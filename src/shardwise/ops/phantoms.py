@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Phantom", "as_tie", "phantom_of_one", "tie_of", "unit_of"]
 
+# What a rank without elements computes in place of the op.
 Phantom: TypeAlias = "Callable[..., list[torch.Tensor]]"
 
 

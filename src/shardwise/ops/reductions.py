@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from shardwise._torch_compat import autocast_dtype
 from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.cumulative import decide_cumulative
@@ -41,7 +42,7 @@ class _Bound(dict[str, Any]):
         operand, usual = call.operands[0], self.dtypes[0]
 
         def found(device: torch.device) -> torch.dtype:
-            if not torch.is_autocast_enabled(device.type):
+            if autocast_dtype(device.type) is None:
                 return usual
             one = torch.ones((1,) * len(operand.shape), dtype=operand.dtype, device=device)
             return listed_results(call.invoke(one))[0].dtype

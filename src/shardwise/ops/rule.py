@@ -46,6 +46,7 @@ class Operand(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The global shape."""
         return self.layout.shape
 
     @property
@@ -163,7 +164,7 @@ class Composite(NamedTuple):
 
 # Module state, filled when this package is imported.
 RULES: dict[Any, Rule] = {}
-COMPOSITES: dict[Any, Composite] = {}
+COMPOSITES: dict[Any, Composite] = {}  # torch function -> the same in functions that have rules
 
 
 def register(rule: Rule, functions: Iterable[Any]) -> None:

@@ -36,7 +36,7 @@ __all__ = [
     "wide_dtype",
 ]
 
-Tensors = tuple["torch.Tensor", ...]
+Tensors = tuple["torch.Tensor", ...]  # of one rank
 _HALVES = (torch.float16, torch.bfloat16)
 
 

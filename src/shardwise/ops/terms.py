@@ -40,6 +40,7 @@ class Reduced:
 
     @property
     def is_full(self) -> bool:
+        """Whether all dims are reduced, to one number."""
         return len(self.dims) == len(self.shape) and self.width == 1
 
     @property
@@ -66,6 +67,7 @@ class Reduced:
         return Box(self.squeezed(cell.start), self.squeezed(cell.stop))
 
     def result_shape(self) -> tuple[int, ...]:
+        """The shape that the op gives."""
         return self.squeezed(self.kept_shape)
 
 

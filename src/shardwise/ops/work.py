@@ -34,6 +34,7 @@ class Spot(NamedTuple):
     part: tuple[slice, ...] | None = None
 
     def of(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor there."""
         found = pieces[self.piece]
         return found if self.part is None else found[self.part]
 

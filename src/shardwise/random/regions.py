@@ -33,6 +33,7 @@ class Rows:
 
     @classmethod
     def of(cls, box: Box, shape: Sequence[int]) -> Rows:
+        """The runs of a box in a tensor of this shape."""
         strides = _strides(shape)
         dim = max(0, box.ndim - 1)
         while dim and box.shape[dim] == shape[dim]:  # then the dim before goes on where this ends
@@ -44,6 +45,7 @@ class Rows:
 
     @property
     def count(self) -> int:
+        """How many runs there are."""
         return math.prod(size for size, _ in self.steps)
 
     @property

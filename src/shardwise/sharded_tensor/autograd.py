@@ -371,6 +371,7 @@ class Hook:
             ]
 
     def remove(self) -> None:
+        """Takes the hook away; it is not called again."""
         self._is_removed = True
         self._detach()
 

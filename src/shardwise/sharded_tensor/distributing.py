@@ -15,6 +15,7 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.factories import state_of_pieces
+from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, is_source, scatter
 from shardwise.sharded_tensor.state import make_state
@@ -66,7 +67,8 @@ def distribute(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     agree("distribute", values, group=members, problem=problem, phrases=SEED_PHRASES)
-    return scatter([full], members, src_rank=src_rank)[0]
+    with logged_phase("distributing", full.nbytes, members):
+        return scatter([full], members, src_rank=src_rank)[0]
 
 
 def digest(tensor: torch.Tensor) -> str:

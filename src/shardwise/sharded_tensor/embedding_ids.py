@@ -110,6 +110,7 @@ def _own_ids(ids: torch.Tensor, members: Communicator) -> Ids:
 
 
 def shared_ids(state: State) -> Ids:
+    """Indices that are cut: each box of them is one ask."""
     layout = state.layout
     numbers, asks = _asks_of(layout)
     own = tuple(numbers[box] for box in layout.boxes_of(state.rank))
@@ -147,6 +148,7 @@ def as_state(tensor: torch.Tensor, like: State) -> State:
 
 
 def is_plain(tensor: torch.Tensor | None) -> bool:
+    """Whether it is no sharded tensor; so is an absent one."""
     return tensor is None or not isinstance(tensor, ShardedTensor)
 
 
@@ -171,6 +173,7 @@ def with_columns(layout: Layout, width: int) -> Layout:
 
 
 def wrapped(like: State, pieces: Sequence[torch.Tensor], layout: Layout) -> ShardedTensor:
+    """The pieces as a sharded tensor of the layout."""
     made = like.with_carriers(pieces, layout=layout, spec=None)
     made.is_from_rows = made.is_special = like.is_from_rows
     return wrap(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import own_parts
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradOfPlain", "full_tensor", "gathered", "with_grad"]
 
-GradOfPlain = Literal["same", "sum"]
+GradOfPlain = Literal["same", "sum"]  # whether ranks have one gradient or each its part
 
 
 def full_tensor(
@@ -73,7 +75,8 @@ def gathered(
         problem = error
     values: dict[str, Any] = {"dst": dst, "dtype": dtype, "max_bytes": max_bytes}
     agree("gather", values | {"layout": state.layout}, group=members, problem=problem)
-    with torch.no_grad():
+    nbytes = math.prod(state.layout.shape) * state.dtype.itemsize
+    with torch.no_grad(), logged_phase("gathering", nbytes, members):
         return _to_rank(state, receiver, out, state.dtype if dtype is None else dtype, max_bytes)
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "settle",
 ]
 
-ImplicitComm = Literal["allow", "warn", "error"]
+ImplicitComm = Literal["allow", "warn", "error"]  # what happens when data move unasked
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
 
 

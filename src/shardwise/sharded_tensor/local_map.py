@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from shardwise._torch_compat import StopRecomputation, tree_leaves
+from shardwise._torch_compat import StopRecomputation, autocast_dtype, tree_leaves
 from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.differentiable import carriers_of, make_tie
 from shardwise.comm.process_group import communicator
@@ -161,9 +161,8 @@ class _LocalMap:
         """What is known of the arguments on all ranks, and decides what the outputs are."""
         has_grad = torch.is_grad_enabled()
         kind = moved[0].device.type if moved else members.wire_device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         tensors = [(one.layout, one.dtype, has_grad and one.requires_grad) for one in moved]
-        return tuple(tensors), has_grad, autocast
+        return tuple(tensors), has_grad, autocast_dtype(kind)
 
     # -- arguments -----------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Outputs", "Pieces"]
 
 Shape = tuple[int, ...]
-Pieces = list[torch.Tensor]
+Pieces = list[torch.Tensor]  # what a rank's calls gave
 _MOST_KEPT = 1024  # outcomes of a group
 
 

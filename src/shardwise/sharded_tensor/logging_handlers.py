@@ -6,4 +6,5 @@ import logging
 
 __all__ = ["_log_handlers"]
 
+# Destination -> handler.
 _log_handlers: dict[str, logging.Handler] = {"default": logging.NullHandler()}

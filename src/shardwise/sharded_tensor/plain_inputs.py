@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlainInputs", "are_rows", "check_plain", "plain_inputs", "promoted"]
 
-PlainInputs = Literal["rows", "replicated", "error"]
+PlainInputs = Literal["rows", "replicated", "error"]  # what a plain tensor beside sharded ones is
 _MEANING: Setting[PlainInputs] = Setting("shardwise_plain_inputs", lambda: "rows")
 # By the call of a checkpointed function. [Note: meant again]
 _meant: weakref.WeakKeyDictionary[Any, set[PlainInputs]] = weakref.WeakKeyDictionary()

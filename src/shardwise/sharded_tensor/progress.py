@@ -1,29 +1,40 @@
-"""Progress bars for long work: on a group's first rank, and only where a person looks."""
+"""What long work says of itself: a bar where a person looks, and lines in the log.
+
+Both on the group's first rank only.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from shardwise.comm.logs import LOG, logs_phases
+from shardwise.comm.tracing import trace
+from shardwise.transfer.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardwise.comm.communicator import Communicator
 
-__all__ = ["bytes_bar", "progress_bar"]
+__all__ = ["bytes_bar", "logged_phase", "progress_bar"]
 
 
 @contextmanager
 def progress_bar(
     what: str, total_bytes: int, members: Communicator, *, show: bool | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of bytes just done.
+    """A function to call with the number of bytes just done; the log hears of the whole.
 
     `show` None: on the group's first rank if its stderr is a terminal. False: never.
     """
-    is_first = members.rank == next(iter(members.ranks))
-    with bytes_bar(what, total_bytes, show=show if is_first else False) as advance:
+    shown = show if _is_first(members) else False
+    with (
+        logged_phase(what, total_bytes, members),
+        bytes_bar(what, total_bytes, show=shown) as advance,
+    ):
         yield advance
 
 
@@ -58,3 +69,28 @@ def bytes_bar(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done: bar.update(task, advance=done)
+
+
+@contextmanager
+def logged_phase(what: str, total_bytes: int, members: Communicator) -> Iterator[None]:
+    """At INFO, a line when the block begins, and one with bytes and GB/s when it is over."""
+    if not (logs_phases() and _is_first(members)):
+        yield
+        return
+    LOG.info("%s %s on %d ranks", what, format_bytes(total_bytes), len(members.ranks))
+    began = time.perf_counter()
+    with trace(show=False) as sent:
+        yield
+    seconds = time.perf_counter() - began
+    LOG.info(
+        "%s done in %.3f s: %d exchanges, %s between ranks, %.2f GB/s",
+        what,
+        seconds,
+        len(sent.events),
+        format_bytes(sent.total_bytes),
+        sent.total_bytes / seconds / 1e9,
+    )
+
+
+def _is_first(members: Communicator) -> bool:
+    return members.rank == next(iter(members.ranks))

@@ -43,6 +43,7 @@ class Full:
 
     @property
     def nbytes(self) -> int:
+        """Of the whole tensor."""
         return self.tensor.numel() * self.tensor.dtype.itemsize
 
     @property

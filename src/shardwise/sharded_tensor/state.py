@@ -42,10 +42,12 @@ class Seen(NamedTuple):
 
     @classmethod
     def now(cls, carriers: Carriers) -> Seen:
+        """The carriers as they are at this moment."""
         return cls(carriers, _version(carriers))
 
     @property
     def has_changed(self) -> bool:
+        """Whether one of them was written since."""
         return _version(self.carriers) != self.version
 
 
@@ -116,6 +118,7 @@ class State:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """This rank's boxes."""
         return self.layout.boxes_of(self.rank)
 
     @property
@@ -125,10 +128,12 @@ class State:
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of all shards."""
         return self.carriers[0].dtype
 
     @property
     def device(self) -> torch.device:
+        """That of the first shard, or of the placeholder."""
         return self.carriers[0].device
 
     @property
@@ -138,6 +143,7 @@ class State:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether gradients are asked of a shard."""
         return any([carrier.requires_grad for carrier in self.carriers])
 
     @property
@@ -223,6 +229,7 @@ class LooseState(State):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Those that this rank says it holds."""
         return tuple(box for _, box in self.held)
 
     @property

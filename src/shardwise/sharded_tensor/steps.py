@@ -17,7 +17,8 @@ class Sized(Protocol):
     """Something of a global size, which is the same on every rank."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """How much it adds to a step."""
 
 
 Item = TypeVar("Item", bound=Sized)

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
-make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # torch's way to a tensor without memory
+# Past the property, which sharded tensors have their own of.
 set_hooks = _Tensor._backward_hooks.__set__
 
 __all__ = [

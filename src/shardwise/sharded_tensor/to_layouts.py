@@ -56,10 +56,12 @@ class Move:
 
     @property
     def job(self) -> Exchange:
+        """The exchange that carries it out."""
         return job_for(self.state, self.target.layout, self.target.devices, None)
 
     @property
     def nbytes(self) -> int:
+        """Of the whole tensor."""
         return torch.Size(self.state.layout.shape).numel() * self.state.dtype.itemsize
 
 

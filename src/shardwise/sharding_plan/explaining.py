@@ -99,21 +99,24 @@ class PlanTable:
         table.add_column("parameter", overflow="fold")
         table.add_column("shape", no_wrap=True)
         table.add_column("spec", overflow="fold")
-        table.add_column("now / rank", justify="right", no_wrap=True)
-        table.add_column("after / rank", justify="right", no_wrap=True)
+        held = self._held()
+        for word, _ in held:
+            table.add_column(f"{word} / rank", justify="right", no_wrap=True)
         for row in _folded(self.rows):
             name = " = ".join(row.names) + (f" (x{row.count})" if row.count > 1 else "")
             shape = "x".join(map(str, row.shape)) or "0-d"
-            cells = [name, shape, row.spec or "-", _span(row.before), _span(row.after)]
-            table.add_row(*[Text(cell) for cell in cells])
-        lines = [f"{word:6}{_in_words(held)}" for word, held in self._held()]
+            spans = [_span(row.before), _span(row.after)][-len(held) :]
+            table.add_row(*[Text(cell) for cell in (name, shape, row.spec or "-", *spans)])
+        lines = [f"{word:6}{_in_words(on_ranks)}" for word, on_ranks in held]
         if self.sharders:
             lines.append(f"as now: what Sharders decide about, {', '.join(self.sharders)}")
         head = f"{self.model}, {plural(len(self.rows), 'tensor')}"
         return Group(Text(head), Text(), table, Text(), *map(Text, lines))
 
     def _held(self) -> list[tuple[str, dict[int, int]]]:
-        return [("now", self.bytes_now), ("after", self.bytes_after)]
+        """Of a model on the meta device only what will be: now it holds nothing."""
+        now, after = ("now", self.bytes_now), ("after", self.bytes_after)
+        return [now, after] if any(now[1].values()) or not any(after[1].values()) else [after]
 
 
 def explain_plan(

@@ -20,6 +20,7 @@ __all__ = [
     "custom_sharding_spec_op",
 ]
 
+# A user's op: types, args, kwargs, process group.
 CustomOp = Callable[[Sequence[type], Sequence[Any], Mapping[str, Any] | None, Any], Any]
 
 _TABLE = "_custom_ops"  # kept on the spec's class: two classes of one name cannot collide

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Sample", "Values", "check_op", "check_op_here", "layout_kinds", "shards_of_full"]
 
 Shape = tuple[int, ...]
+# What the numbers of a sample are like.
 Values = Literal[
     "real", "positive", "unit", "distinct", "ties", "complex", "whole", "bits", "truth"
 ]

@@ -51,7 +51,7 @@ __all__ = [
     "serve",
 ]
 
-STACKS_SIGNAL = signal.SIGUSR1
+STACKS_SIGNAL = signal.SIGUSR1  # at which a rank prints its stacks
 
 # Collectives wait longer than the caller does, so that a hang ends in its report of all stacks
 # and not in one rank's "timed out". The cap keeps an endless timeout inside what torch accepts.

@@ -273,6 +273,7 @@ def _nested(ranks: Sequence[int], mesh_shape: Sequence[int]) -> list[Any]:
     return [_nested(ranks[k * step : (k + 1) * step], mesh_shape[1:]) for k in range(mesh_shape[0])]
 
 
+# Kind of spec -> strategy for a shape and a number of ranks.
 SPEC_KINDS: dict[type[ShardingSpec], Callable[[Shape, int], st.SearchStrategy[Any]]] = {
     ChunkShardingSpec: _chunks,
     EnumerableShardingSpec: _enumerables,

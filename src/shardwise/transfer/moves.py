@@ -55,6 +55,7 @@ class Moves:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Moves], ndim: int) -> Moves:
+        """All moves of the parts."""
         if not parts:
             empty = np.empty(0, np.int64)
             corner = np.empty((0, ndim), np.int64)

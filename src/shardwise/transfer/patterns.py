@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pattern", "recognise"]
 
+# A plan that a backend may have a collective for.
 Pattern = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 
 

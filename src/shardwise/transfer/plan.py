@@ -206,6 +206,7 @@ class TransferPlan:
 
     @cached_property
     def rank_set(self) -> frozenset[int]:
+        """The ranks that take part."""
         return frozenset(self.ranks)
 
     def shapes_of(self, rank: int) -> LocalShapes:

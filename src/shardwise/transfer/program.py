@@ -122,6 +122,7 @@ class LocalShapes(NamedTuple):
 
     @classmethod
     def of(cls, plan: TransferPlan, rank: int) -> LocalShapes:
+        """Those of one rank."""
         layouts = (plan.source, plan.target)
         return cls(*(tuple(box.shape for box in layout.boxes_of(rank)) for layout in layouts))
 

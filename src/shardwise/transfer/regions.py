@@ -48,6 +48,7 @@ class Regions:
 
     @property
     def volumes(self) -> Ints:
+        """Elements of each region."""
         volumes: Ints = np.prod(self.stops - self.starts, axis=1, dtype=np.int64)
         return volumes
 

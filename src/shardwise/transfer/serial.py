@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "VERSION", "PlanRecord", "most_moves", "plan_to_json"]
 
-FORMAT = "shardwise.TransferPlan"
-VERSION = 1
+FORMAT = "shardwise.TransferPlan"  # what the JSON of a plan says it is
+VERSION = 1  # of that format
 
 _LIMIT = 2**63  # numbers are int64 in arrays
 _MOST_DIMS = 31  # numpy 1 has 32, and a grid needs one for owners

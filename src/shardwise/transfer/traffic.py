@@ -54,9 +54,11 @@ class Traffic:
         )
 
     def bytes_sent(self, rank: int) -> int:
+        """By `rank`, to all others."""
         return self._at(self.sent, rank)
 
     def bytes_received(self, rank: int) -> int:
+        """By `rank`, from all others."""
         return self._at(self.received, rank)
 
     def _at(self, column: Ints, rank: int) -> int:

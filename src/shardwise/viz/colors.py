@@ -39,7 +39,7 @@ _FIRST = (
 _FIRST_OF_SIXTEEN = (4, 3, 2, 1, 6, 11, 13, 5)
 _GOLDEN_RATIO = 0.618033988749895
 _KEYS = string.digits + string.ascii_letters
-NUM_KEYS = len(_KEYS)
+NUM_KEYS = len(_KEYS)  # how many ranks have a key of their own
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GAP", "LEAST_WIDTH", "Drawing", "in_row"]
 
-LEAST_WIDTH = 40
+LEAST_WIDTH = 40  # columns of text
 GAP = 3  # cells between neighbours
 
 

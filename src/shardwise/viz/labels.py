@@ -12,7 +12,7 @@ __all__ = ["NUM_LEVELS", "box_label"]
 
 T = TypeVar("T")
 
-NUM_LEVELS = 4
+NUM_LEVELS = 4  # how far labels can be shortened
 _MOST_SPELLED_OUT = 16
 
 

@@ -82,6 +82,7 @@ class Matrix:
         return self.moved.sum(axis=1), self.moved.sum(axis=0)
 
     def ranks_of(self, block: int) -> Ints:
+        """Ranks of a block of rows or columns."""
         return self.ranks[block * self.block_size : (block + 1) * self.block_size]
 
 
@@ -94,6 +95,7 @@ class MatrixText:
 
     @property
     def width(self) -> int:
+        """Columns of text."""
         return self.lines[0].cell_len
 
 

@@ -29,6 +29,7 @@ class Regions:
 
     @classmethod
     def of(cls, layout: Layout) -> Regions:
+        """The boxes with elements of a layout, and who holds each."""
         rows = np.flatnonzero(layout.boxes.volumes)
         starts, stops = layout.boxes.starts[rows], layout.boxes.stops[rows]
         # A layout's entries are sorted by box and distinct boxes share no start.
@@ -85,6 +86,7 @@ class Plane:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Rows and columns of the tensor."""
         rows, columns = (1, 1, *self.regions.layout.shape)[-2:]
         return rows, columns
 

@@ -50,6 +50,7 @@ def _seed_op(function: Callable[..., Any]) -> _SeedOp:
     return op
 
 
+# The torch function of that name, called as the seed calls its ops: types, args, kwargs, group.
 allclose = _seed_op(torch.allclose)
 equal = _seed_op(torch.equal)
 constant_ = _seed_op(torch.nn.init.constant_)
