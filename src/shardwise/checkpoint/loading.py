@@ -211,7 +211,8 @@ def _agreed_job(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     mine = bytes(17) if own is None else own.told.digest + bytes([own.has_ties])
-    found = agreed_bytes("load", values, mine, group=members, problem=problem)
+    where = {} if own is None else {"checkpoint": f"here it is {str(own.saved.index.path)!r}"}
+    found = agreed_bytes("load", values, mine, group=members, problem=problem, phrases=where)
     assert own is not None
     joined = _joined(own.told, [one[:-1] for one in found], members)
     if wishes.strict:
