@@ -102,6 +102,7 @@ def convert(
         raise told_by_system(error, f"convert to {str(target.path)!r}") from error
     finally:
         aside.remove()  # also of what it has replaced
+    target.remove_remains()
     return load_index(target.path)
 
 
