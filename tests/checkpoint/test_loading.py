@@ -338,6 +338,7 @@ def test_what_cannot_fit_raises_before_anything_changes(
 def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
     value = torch.tensor([1.0, 1 + 2**-12, 300])
     saved = {"x": value, "n": torch.tensor([3, 4], dtype=torch.int32), "same": value}
+    saved["state.0.step"] = torch.tensor(1001.0)  # which bfloat16 cannot hold
     folder = write_checkpoint(tmp_path, saved)
 
     def go(rank: int) -> None:
@@ -345,6 +346,7 @@ def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
             "x": torch.zeros(3, dtype=torch.bfloat16),
             "n": torch.zeros(2, dtype=torch.float64),
             "same": torch.zeros(3),
+            "state.0.step": torch.tensor(0.0),
         }
         assert load(state, folder).converted == ["x", "n"]
         assert torch.equal(state["x"], value.bfloat16())
@@ -353,6 +355,7 @@ def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
         load(state, folder, dtype=torch.bfloat16)
         assert torch.equal(state["same"], value.bfloat16().float())
         assert state["n"].tolist() == [3, 4]
+        assert state["state.0.step"].item() == 1001
 
     simulate(go, 2)
 

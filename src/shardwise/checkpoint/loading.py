@@ -18,6 +18,7 @@ import torch
 
 from shardwise.arguments import items, whole_number
 from shardwise.checkpoint.background import background_of
+from shardwise.checkpoint.dtypes import is_count
 from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
@@ -257,7 +258,7 @@ def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Join
 def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
     """With the memory of this rank; none, if others want the tensor and this one does not."""
     shards = _shards(own.tensors[name]) if name in own.tensors else ()
-    via = None if name in own.state.counts else dtype
+    via = None if is_count(name, layout.shape) else dtype
     return Target(name, layout, shards, wish.dtype, wish.mosaic, via)
 
 

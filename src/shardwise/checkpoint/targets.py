@@ -41,7 +41,6 @@ class Targets:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)  # plain values
     taken: set[str] = field(default_factory=set)  # names of saved plain values
-    counts: set[str] = field(default_factory=set)  # tensors that count steps: never rounded
     root: _Node | None = None
 
     def set_values(self) -> None:
@@ -282,8 +281,6 @@ class _Walk:
             known = kept.get(key)
             if not isinstance(known, torch.Tensor) or known.shape != tensor.shape:
                 known = room_for(tensor.shape, tensor.dtype, key, parameter, self.members)
-            if key == "step":
-                self.found.counts.add(saved_name)
             self._tensor(known, saved_name)
             return known
 
