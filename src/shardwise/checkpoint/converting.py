@@ -72,11 +72,12 @@ def convert(
     `plan` says how tensors are cut: specs by names, which may be patterns, or the file of a
     `ShardingPlan`; what it does not name is kept whole. Without a plan tensors are cut into rows;
     for one rank the result is a Hugging Face folder. `dtype` is for tensors of floating point,
-    others and an optimizer's counts of steps keep theirs. `map` renames and joins tensors as that of `load` does, from new names to
-    saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q", "*.k", "*.v")}`, and None for those
-    to be left out. About `max_bytes` of data are in memory, however large the checkpoint is;
-    `jobs` files are written at once. What cannot be read of a DCP checkpoint, pickled objects, is
-    an error, or left out with `strict=False`. Nothing is at `dst` before all of it is.
+    others and an optimizer's counts of steps keep theirs. `map` renames and joins tensors as that
+    of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q",
+    "*.k", "*.v")}`, and None for those to be left out. About `max_bytes` of data are in memory,
+    however large the checkpoint is; `jobs` files are written at once. What cannot be read of a DCP
+    checkpoint, pickled objects, is an error, or left out with `strict=False`. Nothing is at `dst`
+    before all of it is.
     """
     call = _Call.checked(to, world_size, dtype, max_bytes, jobs)
     index = src if isinstance(src, Index) else load_index(src)

@@ -243,6 +243,7 @@ class _Job:
     placing: Placing
     aside: Aside
     files: Sequence[_File]
+    rank_bytes: int  # of these files, on this rank
     staging: Staging
     problem: Exception | None = None
     is_committed: bool = False
@@ -251,10 +252,6 @@ class _Job:
     @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.placing.files)
-
-    @property
-    def rank_bytes(self) -> int:
-        return sum(piece.nbytes for file in self.files for piece in file.pieces)
 
     @property
     def patience(self) -> float:
@@ -278,7 +275,8 @@ def _job(
             tensors = [_local(piece, brought, sharded) for piece in pieces]
             header = header_of(pieces, is_unsharded=placing.is_unsharded)
             files.append(_File(placing.file_names[number], header, pieces, tensors))
-    return _Job(merged, placing, aside, files, Staging(max_bytes))
+    rank_bytes = sum(file.nbytes for file in placing.files if file.rank == members.rank)
+    return _Job(merged, placing, aside, files, rank_bytes, Staging(max_bytes))
 
 
 def _reduced(
