@@ -1,15 +1,17 @@
-"""What callers pass: numbers of Python, numpy or torch, and lists; the rest is refused."""
+"""What callers pass: numbers of Python, numpy or torch, lists and paths; the rest is refused."""
 
 from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["is_whole_number", "items", "real_number", "whole_number", "whole_numbers"]
+__all__ = ["is_whole_number", "items", "path", "real_number", "whole_number", "whole_numbers"]
 
 
 def is_whole_number(value: object) -> bool:
@@ -54,6 +56,13 @@ def real_number(value: object, what: str) -> float:
     if math.isnan(number):
         raise ArgumentValueError(what, expected="a number", got=number)
     return number
+
+
+def path(value: object, what: str) -> Path:
+    """`value` as a path; raises an error about `what` if it is no text and no Path."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ArgumentTypeError(what, expected="a path: a string or a Path", got=_shown(value))
+    return Path(value)
 
 
 def items(values: object, what: str, *, of: str) -> list[Any]:

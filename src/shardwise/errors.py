@@ -102,7 +102,8 @@ class ShardwiseError(Exception):
         if parts:
             message += ": " + ", ".join(parts)
         if fix is not None:
-            message += ("" if message.endswith((".", "!")) else ".") + " " + fix
+            end = "" if message.endswith("\n") else " " if message.endswith((".", "!")) else ". "
+            message += end + fix
         # args is the finished message alone, so that pickling and re-raising in another
         # process need no keyword arguments.
         super().__init__(message)

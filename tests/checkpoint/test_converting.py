@@ -127,12 +127,14 @@ def test_cut_files_are_read_by_dcps_hugging_face_reader(tmp_path: Path) -> None:
 
 
 def test_dtype_is_for_floating_point(tmp_path: Path) -> None:
-    save_file(model(), tmp_path / "model.safetensors")
+    count = {"state.0.step": torch.tensor(1001.0)}  # which bfloat16 cannot hold
+    save_file(model() | count, tmp_path / "model.safetensors")
     convert(tmp_path / "model.safetensors", tmp_path / "half", dtype=torch.bfloat16, max_bytes=64)
     found = read_all(load_index(tmp_path / "half"))
     for name, tensor in model().items():
         cast = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         assert_same({name: found[name]}, {name: cast})
+    assert found["state.0.step"].item() == 1001
 
 
 @pytest.mark.parametrize("to", ["safetensors", "dcp"])

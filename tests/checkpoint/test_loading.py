@@ -198,6 +198,41 @@ def test_non_contiguous_memory_is_filled_under_a_cap(tmp_path: Path) -> None:
     assert all(simulate(go, 3).results)
 
 
+def test_views_of_other_values_are_filled(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, {"a": torch.tensor([1 + 2j]), "b": torch.tensor([3.0])})
+    memory, other = (torch.zeros(1, dtype=torch.complex64) for _ in range(2))
+    on_one(lambda: load({"a": memory.conj(), "b": other.conj().imag}, folder))
+    assert memory.tolist() == [1 - 2j]
+    assert other.tolist() == [-3j]
+
+
+def test_a_tied_parameter_may_be_saved_by_one_of_its_names(tmp_path: Path) -> None:
+    weight = numbers((6, 4))
+    folder = write_checkpoint(tmp_path, {"embedding.weight": weight})
+
+    def go(rank: int) -> None:
+        model: Any = torch.nn.ModuleDict(
+            {"embedding": torch.nn.Embedding(6, 4), "head": torch.nn.Linear(4, 6, bias=False)}
+        )
+        tied = torch.nn.Parameter(empty(rows((6, 4), 1), torch.float32, rank))  # of rank 0 alone
+        model["embedding"].weight = model["head"].weight = tied
+        assert load(model, folder) == ([], [], [])
+        assert torch.equal(full(model["head"].weight), weight)
+        model["head"].weight = torch.nn.Parameter(torch.zeros(6, 4))
+        assert load(model, folder, strict=False) == (["head.weight"], [], [])
+
+    simulate(go, 2)
+
+
+def test_files_of_a_checkpoint_that_was_replaced_are_not_read(tmp_path: Path) -> None:
+    state = {"x": torch.zeros(4)}
+    index = load_index(write_checkpoint(tmp_path, state))
+    write_checkpoint(tmp_path, {"x": torch.ones(4)})  # of the same names and sizes
+    with Reader(index) as reader, pytest.raises(CheckpointError, match="was replaced or removed"):
+        reader.read("x", rows((4,), 1).boxes[0], state["x"])
+    assert state["x"].tolist() == [0] * 4
+
+
 def test_tied_names_take_the_last(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, {"a": torch.zeros(4), "b": torch.arange(4.0)})
 
@@ -268,12 +303,23 @@ def test_names_without_partner_raise_and_are_returned(tmp_path: Path) -> None:
     assert repr(keys).startswith("LoadedKeys(missing=['layers.0.weigth', 'stop'], unexpected=")
 
 
+def test_a_state_dict_may_lack_tensors_that_are_made_later(tmp_path: Path) -> None:
+    saved = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    folder = write_checkpoint(tmp_path, {"optimizer": saved})
+    state: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": [{"lr": 1, "params": [0]}]}}
+    with pytest.raises(CheckpointError, match=r"not in the state: 'optimizer\.state\.0\.exp_avg'"):
+        on_one(lambda: load(state, folder))
+    keys = on_one(lambda: load(state, folder, strict=False))
+    assert keys == ([], ["optimizer.state.0.exp_avg"], [])
+    assert state["optimizer"]["param_groups"] == saved["param_groups"]
+
+
 @pytest.mark.parametrize(
     ("target", "text"),
     [
         ({"x": torch.zeros(3, 2)}, r"'x': expected shape \(3, 2\).*got \(2, 3\)"),
         ({"x": torch.zeros(2, 3, dtype=torch.int64)}, "expected a dtype that torch.int64 can hold"),
-        ({"x": 5}, "'x': expected int, as in the state, got tensors"),
+        ({"x": 5}, "^'x': expected int, as in the state, got tensors"),
         ({"x": torch.zeros(2, 3, device="meta")}, "meta device"),
         (7, "state of load: expected a dict or list"),
     ],
@@ -292,6 +338,7 @@ def test_what_cannot_fit_raises_before_anything_changes(
 def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
     value = torch.tensor([1.0, 1 + 2**-12, 300])
     saved = {"x": value, "n": torch.tensor([3, 4], dtype=torch.int32), "same": value}
+    saved["state.0.step"] = torch.tensor(1001.0)  # which bfloat16 cannot hold
     folder = write_checkpoint(tmp_path, saved)
 
     def go(rank: int) -> None:
@@ -299,6 +346,7 @@ def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
             "x": torch.zeros(3, dtype=torch.bfloat16),
             "n": torch.zeros(2, dtype=torch.float64),
             "same": torch.zeros(3),
+            "state.0.step": torch.tensor(0.0),
         }
         assert load(state, folder).converted == ["x", "n"]
         assert torch.equal(state["x"], value.bfloat16())
@@ -307,6 +355,7 @@ def test_dtypes_are_converted_and_named(tmp_path: Path) -> None:
         load(state, folder, dtype=torch.bfloat16)
         assert torch.equal(state["same"], value.bfloat16().float())
         assert state["n"].tolist() == [3, 4]
+        assert state["state.0.step"].item() == 1001
 
     simulate(go, 2)
 
@@ -406,6 +455,7 @@ def test_ranks_may_load_different_parts(tmp_path: Path) -> None:
 def test_all_ranks_raise_where_one_means_something_else(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, {"x": torch.ones(4, 4)})
     other = write_checkpoint(tmp_path / "other", {"x": torch.zeros(4, 4)})
+    both = write_checkpoint(tmp_path / "both", dict.fromkeys("xy", torch.zeros(4, 4)))
 
     def raised(rank: int, go: Callable[[], Any]) -> str:
         with pytest.raises(shardwise.ShardwiseError) as caught:
@@ -418,12 +468,15 @@ def test_all_ranks_raise_where_one_means_something_else(tmp_path: Path) -> None:
             raised(rank, lambda: load({"x": x}, other if rank else folder)),
             raised(rank, lambda: load({"x": x}, tmp_path / "absent" if rank else folder)),
             raised(rank, lambda: load({"x": x}, folder, strict=bool(rank))),
+            raised(rank, lambda: load({"x": x}, both, map={"x": "xy"[rank]}, strict=False)),
         ]
         assert full(x).tolist() == torch.ones(4, 4).tolist()
         return found
 
     first, second = simulate(go, 2).results
     assert "ranks differ in checkpoint" in first[0]
+    assert f"here it is {str(folder)!r}" in first[0]
+    assert "of float32 from x; rank 1: " in first[3]
     assert "load failed on other ranks" in first[1]
     assert "no checkpoint at" in first[1]
     assert "no checkpoint at" in second[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_strangers_index_never_breaks_anything(folder: Path, data: st.DataObje
         parent = body
         for key in way[:-1]:
             parent = parent[key]
-        parent[way[-1]] = data.draw(st.sampled_from(VALUES))
+        parent[way[-1]] = deepcopy(data.draw(st.sampled_from(VALUES)))  # the next goes into it
     found = zeros()
     tracemalloc.start()
     try:

@@ -24,7 +24,13 @@ from shardwise.checkpoint.structure import unflatten
 from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm import communicator
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
-from shardwise.errors import AgreementError, ArgumentValueError, CheckpointError, RankFailure
+from shardwise.errors import (
+    AgreementError,
+    ArgumentValueError,
+    CheckpointError,
+    RankFailure,
+    ShardwiseError,
+)
 from shardwise.geometry import Box
 from shardwise.testing.strategies import layouts
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
@@ -65,7 +71,7 @@ def errors_on_ranks(world_size: int, run: Callable[[int], Any]) -> list[Exceptio
     """What each rank raises."""
 
     def caught(rank: int) -> Exception:
-        with pytest.raises((CheckpointError, AgreementError, ArgumentValueError, OSError)) as info:
+        with pytest.raises((ShardwiseError, OSError)) as info:
             run(rank)
         return info.value
 
@@ -228,7 +234,21 @@ def test_what_differs_between_ranks_is_told_on_all_of_them(tmp_path: Path) -> No
     found = errors_on_ranks(2, lambda rank: save({"x": [1, object][rank]}, tmp_path / "ck"))
     assert "failed on other ranks: rank 1: CheckpointError: 'x' of the state" in str(found[0])
     assert "'x' of the state: expected a tensor" in str(found[1])
+    found = errors_on_ranks(2, lambda rank: save({}, [str(tmp_path / "ck"), ""][rank]))
+    assert "failed on other ranks: rank 1: ArgumentTypeError: path of a chec" in str(found[0])
+    found = errors_on_ranks(2, lambda rank: save(torch.ones(2), tmp_path / "ck"))
+    assert all("state of save: expected a dict" in str(error) for error in found)
     assert os.listdir(tmp_path) == []
+
+
+def test_plain_tensors_that_differ_are_found_where_everything_is_compared(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        save({"same": torch.ones(2), "own": torch.full((2, 2), float(rank)).t()}, tmp_path / "ck")
+
+    on_ranks(2, run)
+    with shardwise.set_check("debug"):
+        found = errors_on_ranks(2, run)
+    assert all("ranks differ in 'own' (rank 0: plain (2, 2)" in str(error) for error in found)
 
 
 @pytest.mark.parametrize("keywords", [{"max_bytes": 8}, {"if_busy": "skip"}])

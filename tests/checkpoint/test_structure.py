@@ -23,7 +23,8 @@ SCALARS = (
     | st.complex_numbers(allow_nan=False)
     | st.sampled_from([torch.float8_e4m3fn, torch.Size([2, 3]), torch.device("cuda", 1)])
 )
-KEYS = st.text(max_size=3) | st.integers() | st.just("$tensor")
+LETTERS = st.characters(exclude_categories=["Nd", "Cs"], exclude_characters=".-")
+KEYS = st.text(LETTERS, min_size=1, max_size=3) | st.integers() | st.just("$tensor")
 STATES = st.recursive(
     SCALARS,
     lambda parts: (
@@ -68,12 +69,30 @@ def test_an_object_stands_for_its_state_dict() -> None:
 def test_what_cannot_be_said_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"'a\.b' of the state: expected a tensor.* got set"):
         flatten({"a": {"b": {1, 2}}})
-    with pytest.raises(CheckpointError, match=r"two tensors of the state have the name 'a\.b'"):
-        flatten({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)})
+    with pytest.raises(CheckpointError, match=r"'a' of the state: .* got int of 4097 bits"):
+        flatten({"a": 1 << 4096})
+    with pytest.raises(CheckpointError, match="'__metadata__' of the state: expected another name"):
+        flatten({"__metadata__": torch.ones(1)})
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(CheckpointError, match="contain itself"):
         flatten(loop)
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "a.b"),
+        ({"a": {"b": 1}, "a.b": 2}, "a.b"),
+        ({"a": {"b": {"c": 1}}, "a.b": {"d": 2}}, "a.b"),
+        ({1: 2, "1": 3}, "1"),
+        ({"": 1}, ""),
+    ],
+    ids=["tensors", "values", "containers", "numbers", "empty"],
+)
+def test_two_parts_of_a_state_never_have_one_name(state: Any, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"two parts of the state have the name {name!r}"):
+        flatten(state)
 
 
 @pytest.mark.parametrize(

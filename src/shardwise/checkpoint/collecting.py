@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 from shardwise._torch_compat import storage_key
 from shardwise.checkpoint.dtypes import code_of
 from shardwise.checkpoint.leaves import sharded_leaf
 from shardwise.checkpoint.placing import Wanted
+from shardwise.checkpoint.writing import Staging
 from shardwise.comm.agreement import by_rank
+from shardwise.comm.checks import is_debugging
 from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError, CheckpointError
 from shardwise.geometry import Layout
@@ -46,16 +49,18 @@ class Described(NamedTuple):
     shape: tuple[int, ...]
     layout: Layout | None  # None: a plain tensor, the same on all ranks that bring it
     ranks: tuple[int, ...] | None = None  # of its group, all of which reduce what is pending
+    checksum: str = ""  # of a plain tensor, where everything is compared
 
     def __str__(self) -> str:
         what = f"plain {self.shape}" if self.layout is None else str(self.layout)
-        return f"{what} of {str(self.dtype).removeprefix('torch.')}"
+        values = f", values {self.checksum}" if self.checksum else ""
+        return f"{what} of {str(self.dtype).removeprefix('torch.')}{values}"
 
     @property
     def key(self) -> str:
         """The same text for equal ones, in every process."""
         layout = "plain" if self.layout is None else self.layout.fingerprint
-        return f"{self.dtype} {self.shape} {layout} {self.ranks}"
+        return f"{self.dtype} {self.shape} {layout} {self.ranks} {self.checksum}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +112,19 @@ def bring(flat: Flat, members: Communicator) -> Brought:
             tensors[name] = _described(live_state(tensor))
             sharded[name] = tensor
         else:
-            tensors[name] = Described(tensor.dtype, tuple(tensor.shape), None)
+            checksum = _checksum(tensor) if is_debugging() else ""
+            tensors[name] = Described(tensor.dtype, tuple(tensor.shape), None, checksum=checksum)
             plain[name] = tensor.detach()
     held = {name: sharded[name]._state.carriers for name in sharded}
     held |= {name: (tensor,) for name, tensor in plain.items()}
     return Brought(flat.structure, tensors, sharded, plain, _tied(tensors, held))
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    checksum = xxhash.xxh3_64()
+    for part in Staging().parts(tensor):
+        checksum.update(part)
+    return checksum.hexdigest()
 
 
 def _check_strided(name: str, tensor: torch.Tensor) -> None:

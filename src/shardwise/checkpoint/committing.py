@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardwise import arguments
 from shardwise.checkpoint.index import INDEX_NAME
 from shardwise.errors import CheckpointError
 
@@ -47,7 +48,7 @@ class Target:
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Target:
         """The place that a path means, links followed."""
-        return cls(Path(os.path.realpath(os.fspath(path))))
+        return cls(Path(os.path.realpath(arguments.path(path, "path of a checkpoint"))))
 
     def check(self) -> None:
         """Raises unless a checkpoint may be put there."""

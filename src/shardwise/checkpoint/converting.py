@@ -20,6 +20,7 @@ from shardwise.checkpoint.dcp_writing import (
     leaves_of,
     write_dcp_metadata,
 )
+from shardwise.checkpoint.dtypes import is_count
 from shardwise.checkpoint.finishing import commit, commit_index, told_by_system
 from shardwise.checkpoint.headers import header_of
 from shardwise.checkpoint.index import Index
@@ -71,11 +72,12 @@ def convert(
     `plan` says how tensors are cut: specs by names, which may be patterns, or the file of a
     `ShardingPlan`; what it does not name is kept whole. Without a plan tensors are cut into rows;
     for one rank the result is a Hugging Face folder. `dtype` is for tensors of floating point,
-    others keep theirs. `map` renames and joins tensors as that of `load` does, from new names to
-    saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q", "*.k", "*.v")}`, and None for those
-    to be left out. About `max_bytes` of data are in memory, however large the checkpoint is;
-    `jobs` files are written at once. What cannot be read of a DCP checkpoint, pickled objects, is
-    an error, or left out with `strict=False`. Nothing is at `dst` before all of it is.
+    others and an optimizer's counts of steps keep theirs. `map` renames and joins tensors as that
+    of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q",
+    "*.k", "*.v")}`, and None for those to be left out. About `max_bytes` of data are in memory,
+    however large the checkpoint is; `jobs` files are written at once. What cannot be read of a DCP
+    checkpoint, pickled objects, is an error, or left out with `strict=False`. Nothing is at `dst`
+    before all of it is.
     """
     call = _Call.checked(to, world_size, dtype, max_bytes, jobs)
     index = src if isinstance(src, Index) else load_index(src)
@@ -102,6 +104,7 @@ def convert(
         raise told_by_system(error, f"convert to {str(target.path)!r}") from error
     finally:
         aside.remove()  # also of what it has replaced
+    target.remove_remains()
     return load_index(target.path)
 
 
@@ -218,7 +221,9 @@ def _made(
                 got=", ".join(f"{one} {index.tensors[one].dtype}" for one in source.names),
             )
         (dtype,) = dtypes
-        found[name] = _Made(source.mosaic(shapes), dtype, call.cast(dtype))
+        mosaic = source.mosaic(shapes)
+        is_kept = is_count(name, mosaic.shape)
+        found[name] = _Made(mosaic, dtype, dtype if is_kept else call.cast(dtype))
     return found
 
 

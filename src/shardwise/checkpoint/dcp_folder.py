@@ -290,7 +290,7 @@ def _value(entry: DcpEntry, files: _Files, name: str) -> Any:
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, TypeError) as error:
         told = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError("a pickled object, which is not read", got=told[0][:200]) from error
-    if flatten({"": value}).tensors:
+    if flatten([value]).tensors:
         raise CheckpointError("a pickled object with tensors in it, which is not read")
     return value
 

@@ -1,4 +1,4 @@
-"""The dtypes that safetensors files can hold, by their codes."""
+"""The dtypes that safetensors files can hold, by their codes, and what is never converted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from shardwise.errors import CheckpointError, DamagedError
 
-__all__ = ["code_of", "dtype_of"]
+__all__ = ["code_of", "dtype_of", "is_count"]
 
 _CODES = {
     torch.bool: "BOOL",
@@ -49,6 +49,11 @@ def dtype_of(code: object, name: str) -> torch.dtype:
     if not isinstance(code, str) or code not in _DTYPES:
         raise DamagedError(f"dtype of {name!r}", expected=f"one of {', '.join(_DTYPES)}", got=code)
     return _DTYPES[code]
+
+
+def is_count(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is an optimizer's count of steps, which no dtype may round."""
+    return not shape and name.rpartition(".")[2] == "step"
 
 
 def _short(dtype: torch.dtype) -> str:

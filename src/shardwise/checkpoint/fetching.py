@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Target", "fetch", "meet", "memory_of", "verify_pieces"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
+_WORTH_A_THREAD = 1 << 16  # bytes of a tensor: smaller ones take longer to hand over than to read
 _LEAST_CAP = 16  # bytes: of the largest element
 _PARTLY = "The state is partly loaded: load again before it is used."
 _NOTHING = "Nothing was loaded."
@@ -138,10 +139,12 @@ def fetch(
         for lot in lots(target.layout, target.dtype.itemsize, turn=turn, max_bytes=cap)
     ]
     own = _own_reads(targets, members.rank)
-    total = sum(shard.nbytes for _, _, shard in own) + sum(one.nbytes for one in passings)
+    own_bytes = sum(shard.nbytes for _, _, shard in own)
+    threads = num_threads(members) if own_bytes >= _WORTH_A_THREAD * len(own) else 1
+    total = own_bytes + sum(one.nbytes for one in passings)
     with progress_bar("loading", total, members, show=progress) as done:
         with meet("load", members, is_partly_loaded=True):
-            for nbytes in in_threads(partial(_read_own, reader), own, num_threads(members)):
+            for nbytes in in_threads(partial(_read_own, reader), own, threads):
                 done(nbytes)
         for step in in_steps(passings, least=_LEAST, most=cap):
             _pass_on(step, reader, members, cap)

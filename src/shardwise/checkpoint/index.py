@@ -55,6 +55,7 @@ __all__ = [
     "SavedTensor",
     "decode_index",
     "encode_index",
+    "stamp_of",
 ]
 
 INDEX_NAME = "shardwise.index.json"  # the file that says what is where
@@ -75,6 +76,15 @@ _WRONG = (
 
 Kind = Literal["shardwise", "safetensors", "dcp"]  # formats of folders that can be read
 Checksums = NDArray[np.uint64]
+
+
+Stamp = tuple[int, int, int]  # of a file: one that takes its place has another
+
+
+def stamp_of(path: Path) -> Stamp:
+    """By which a file is known."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 class SavedFile(NamedTuple):
@@ -144,6 +154,7 @@ class Index:
     world_size: int
     version: int = VERSION
     unreadable: dict[str, str] = field(default_factory=dict)  # of DCP: names, and why
+    source: tuple[Path, Stamp] | None = None  # the file that it was read from
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +180,24 @@ class Index:
             for array in (boxes.starts, boxes.stops, tensor.files, tensor.starts, tensor.checksums):
                 digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+    def check_is_current(self) -> None:
+        """Raises if another checkpoint has taken its place since it was read.
+
+        Files that are found to be there before this returns are its own.
+        """
+        if self.source is None:
+            return
+        path, stamp = self.source
+        try:
+            is_same = stamp_of(path) == stamp
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise CheckpointError(
+                f"checkpoint {str(self.path)!r} was replaced or removed while it was read",
+                fix="Load it again; keep one that is being read by saving to another path.",
+            )
 
     def layout(self, name: str) -> Layout:
         """Which box of a tensor was saved by which rank."""

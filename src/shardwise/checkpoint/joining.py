@@ -43,7 +43,8 @@ class Wish(NamedTuple):
 
     def __str__(self) -> str:
         layout = f"plain {self.mosaic.shape}" if self.layout is None else str(self.layout)
-        return f"{layout} of {str(self.dtype).removeprefix('torch.')}"
+        sources = ", ".join(dict.fromkeys(window.name for window in self.mosaic.windows))
+        return f"{layout} of {str(self.dtype).removeprefix('torch.')} from {sources}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import torch
 
 from shardwise.arguments import items, whole_number
 from shardwise.checkpoint.background import background_of
+from shardwise.checkpoint.dtypes import is_count
 from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
@@ -213,7 +214,8 @@ def _agreed_job(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     mine = bytes(17) if own is None else own.told.digest + bytes([own.has_ties])
-    found = agreed_bytes("load", values, mine, group=members, problem=problem)
+    where = {} if own is None else {"checkpoint": f"here it is {str(own.saved.index.path)!r}"}
+    found = agreed_bytes("load", values, mine, group=members, problem=problem, phrases=where)
     assert own is not None
     joined = _joined(own.told, [one[:-1] for one in found], members)
     if wishes.strict:
@@ -258,7 +260,7 @@ def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Join
 def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
     """With the memory of this rank; none, if others want the tensor and this one does not."""
     shards = _shards(own.tensors[name]) if name in own.tensors else ()
-    via = None if name in own.state.counts else dtype
+    via = None if is_count(name, layout.shape) else dtype
     return Target(name, layout, shards, wish.dtype, wish.mosaic, via)
 
 

@@ -69,6 +69,9 @@ def match(targets: Targets, saved: SavedState, rules: Map | None) -> Matched:
             problems.append(str(error))
     if problems:
         raise _misfit(problems, index)
+    # A tied parameter that files have by one name only, as Hugging Face's do, gets its values.
+    filled = {id(targets.tensors[name]) for name in mosaics}
+    wanted = {name: one for name, one in wanted.items() if id(targets.tensors[name]) not in filled}
     used = {one for name in mosaics for one in _names(sources[name])}
     missing = [*wanted, *targets.missing]
     unexpected = [one for one in shapes if one not in used]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardwise import arguments
 from shardwise.checkpoint.committing import remains_text
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index
-from shardwise.checkpoint.index import INDEX_NAME, decode_index
+from shardwise.checkpoint.index import INDEX_NAME, decode_index, stamp_of
 from shardwise.checkpoint.safetensors_folder import SUFFIX, safetensors_index
 from shardwise.errors import CheckpointError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
+    from pathlib import Path
 
     from shardwise.checkpoint.index import Index
 
@@ -31,7 +34,7 @@ def load_index(path: str | os.PathLike[str]) -> Index:
     Of shardwise, of Hugging Face (a folder or one .safetensors file) or of
     torch.distributed.checkpoint. Runs nothing that a file says.
     """
-    folder = Path(path)
+    folder = arguments.path(path, "path of a checkpoint")
     try:
         if folder.is_file() and folder.suffix == SUFFIX:
             return safetensors_index(folder)
@@ -39,9 +42,11 @@ def load_index(path: str | os.PathLike[str]) -> Index:
             raise _no_checkpoint(folder)
         names = {one.name for one in folder.iterdir()}
         if INDEX_NAME in names:
-            return decode_index((folder / INDEX_NAME).read_bytes(), folder)
+            return _read(
+                folder / INDEX_NAME, lambda file: decode_index(file.read_bytes(), file.parent)
+            )
         if METADATA_NAME in names:
-            return dcp_index(folder)
+            return _read(folder / METADATA_NAME, lambda file: dcp_index(file.parent))
         if any(name.endswith(SUFFIX) for name in names):
             return safetensors_index(folder)
     except OSError as error:
@@ -49,6 +54,14 @@ def load_index(path: str | os.PathLike[str]) -> Index:
             f"checkpoint at {str(folder)!r} cannot be read", got=error.strerror
         ) from error
     raise _no_checkpoint(folder)
+
+
+def _read(file: Path, read: Callable[[Path], Index]) -> Index:
+    """The index that a file is, of one checkpoint although another may take its place."""
+    stamp = stamp_of(file)
+    index = replace(read(file), source=(file, stamp))
+    index.check_is_current()
+    return index
 
 
 def _no_checkpoint(path: Path) -> CheckpointError:

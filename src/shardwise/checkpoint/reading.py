@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import xxhash
 
-from shardwise.checkpoint.writing import bytes_of
+from shardwise.checkpoint.writing import bytes_of, is_plain_memory
 from shardwise.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Reader:
         """`out` becomes `part` of a piece."""
         with self._lock:
             self.bytes_read += part.volume * tensor.dtype.itemsize
-        is_plain = out.is_contiguous() and out.device.type == "cpu" and out.dtype == tensor.dtype
+        is_plain = is_plain_memory(out) and out.dtype == tensor.dtype
         is_plain = is_plain and piece.strides is None and not _is_rounded(tensor.dtype, out, via)
         if is_plain and _is_run(part, piece.box):
             start = piece.start + _first(part, piece.box) * tensor.dtype.itemsize
@@ -159,6 +159,7 @@ class Reader:
                     self._open[file] = os.open(self.index.file_path(file), os.O_RDONLY)
                 except OSError as error:
                     raise _absent(self.index, file, error) from error
+                self.index.check_is_current()
                 self._check_size(file)
                 self._check_header(file)
             return self._open[file]
@@ -219,6 +220,7 @@ def _check_size(index: Index, file: int, size: int) -> None:
 
 
 def _absent(index: Index, file: int, error: OSError) -> DamagedError:
+    index.check_is_current()
     return DamagedError(
         f"file {index.files[file].name!r} of {str(index.path)!r} cannot be read",
         got=error.strerror,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -36,14 +37,19 @@ from shardwise.checkpoint.structure import Flat, flatten
 from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.comm.checks import check_timeout
-from shardwise.errors import AgreementError, CheckpointError, ShardwiseError
+from shardwise.errors import (
+    AgreementError,
+    CheckpointError,
+    NotInitializedError,
+    ShardwiseError,
+)
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.to_layouts import reshard_all
 from shardwise.transfer.units import format_bytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -122,18 +128,21 @@ def save(
     began = time.monotonic()
     brought, members, problem = _brought(state, process_group)
     background = background_of(members)
-    target = Target.at(path)
+    target: Target | None = None
     try:
         background.settle(checked_if_busy(if_busy))
         if max_bytes is not None:
             whole_number(max_bytes, "max_bytes of save", least=_LEAST_STAGING)
-        target.check()
-        if _is_first(members):
-            target.check_nobody_saves()
+        target = _checked_target(path, members)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = problem or error
-    arguments = {"path": str(target.path), "max_bytes": max_bytes, "async_op": bool(async_op)}
+    arguments = {
+        "path": target and str(target.path),
+        "max_bytes": max_bytes,
+        "async_op": bool(async_op),
+    }
     merged, token = _agreed(brought, members, arguments, problem)
+    assert target is not None
     job = _job(brought, merged, Aside(target, token), members, max_bytes)
     _LOGGER.info(
         "saving %d tensors, %s, of which %s by rank %d, to %s (planned in %.3f s)",
@@ -159,6 +168,14 @@ def save(
 # -- before anything is written ----------------------------------------------------------------
 
 
+def _checked_target(path: str | os.PathLike[str], members: Communicator) -> Target:
+    target = Target.at(path)
+    target.check()
+    if _is_first(members):
+        target.check_nobody_saves()
+    return target
+
+
 def _brought(
     state: object, process_group: ProcessGroup | Communicator | None
 ) -> tuple[Brought, Communicator, Exception | None]:
@@ -166,6 +183,7 @@ def _brought(
     problem: Exception | None = None
     flat, brought = Flat(), Brought(None)
     try:
+        _check_is_state(state)
         flat = flatten(state)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
@@ -175,6 +193,15 @@ def _brought(
     except Exception as error:
         problem = problem or error
     return brought, members, problem
+
+
+def _check_is_state(state: object) -> None:
+    if not isinstance(state, Mapping | list | tuple) and not hasattr(state, "state_dict"):
+        raise CheckpointError(
+            "state of save",
+            expected="a dict or list of tensors and values, or an object with state_dict()",
+            got=type(state).__name__,
+        )
 
 
 def _agreed(
@@ -216,17 +243,15 @@ class _Job:
     placing: Placing
     aside: Aside
     files: Sequence[_File]
+    rank_bytes: int  # of these files, on this rank
     staging: Staging
     problem: Exception | None = None
+    is_committed: bool = False
     checksums: list[int] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.placing.files)
-
-    @property
-    def rank_bytes(self) -> int:
-        return sum(piece.nbytes for file in self.files for piece in file.pieces)
 
     @property
     def patience(self) -> float:
@@ -250,7 +275,8 @@ def _job(
             tensors = [_local(piece, brought, sharded) for piece in pieces]
             header = header_of(pieces, is_unsharded=placing.is_unsharded)
             files.append(_File(placing.file_names[number], header, pieces, tensors))
-    return _Job(merged, placing, aside, files, Staging(max_bytes))
+    rank_bytes = sum(file.nbytes for file in placing.files if file.rank == members.rank)
+    return _Job(merged, placing, aside, files, rank_bytes, Staging(max_bytes))
 
 
 def _reduced(
@@ -400,6 +426,7 @@ def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:
         world_size=world_size,
     )
     commit_index(index, placing, aside)
+    job.is_committed = True
 
 
 def _told(error: Exception, job: _Job, rank: int) -> Exception:
@@ -411,8 +438,18 @@ def _told(error: Exception, job: _Job, rank: int) -> Exception:
 
 def _left(job: _Job, error: Exception) -> CheckpointError:
     path = job.aside.target.path
+    if isinstance(error, NotInitializedError):
+        why = "the process group was destroyed before it was over"
+        fix = "Wait for saves in the background before that: handle.wait(). "
+    else:
+        why, fix = f"since ranks are missing: {error}", ""
+    if job.is_committed:  # on the first rank, the only one that knows
+        return CheckpointError(
+            f"save to {str(path)!r} is done, but the others could not be told: {why}", fix=fix
+        )
     return CheckpointError(
-        f"save to {str(path)!r} was cut off, since ranks are missing: {error}",
-        fix=f"What was at the path is as it was. {str(job.aside.path)!r} is what was written so "
-        "far; the next save to the same path removes it.",
+        f"save to {str(path)!r} was cut off, {why}",
+        fix=f"{fix}What was at the path is as it was, unless the first rank was in its last step. "
+        f"{str(job.aside.path)!r} is what was written so far; the next save to the same path "
+        "removes it.",
     )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flat", "flatten", "tensor_names", "unflatten", "with_tensors", "without_tensors"]
 
+_NO_NAME = "__metadata__"  # the key of a safetensors header that is no tensor
+_MOST_BITS = 4096  # of an integer: Python refuses to read numbers of thousands of digits
 _MOST_DEPTH = 200  # of nested containers: more than any state has, less than Python's stack
 
 
@@ -47,11 +49,31 @@ def flatten(state: object) -> Flat:
     An object with a `state_dict` method, such as a module or an optimizer, stands for what that
     returns. Raises about what is neither a tensor nor of a kind that JSON can say.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    return Flat(_encoded(state, "", tensors, 0), tensors)
+    found = _Found()
+    return Flat(_encoded(state, "", found, 0), found.tensors)
 
 
-def _encoded(value: Any, name: str, tensors: dict[str, torch.Tensor], depth: int) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What of a state was seen so far."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: set[str] = field(default_factory=lambda: {""})  # of containers and values, too
+
+    def name(self, prefix: str, key: object) -> str:
+        """The name of a part, which no other one has: by names a state is loaded."""
+        name = joined(prefix, key)
+        if name in self.names:
+            raise CheckpointError(
+                f"two parts of the state have the name {name!r}",
+                fix="Rename one of the keys: a dict in a dict and a key with a dot give the same "
+                "name, and so do 1 and '1'.",
+            )
+        self.names.add(name)
+        return name
+
+
+def _encoded(value: Any, name: str, found: _Found, depth: int) -> Any:
     if depth > _MOST_DEPTH:
         raise CheckpointError(
             f"state at {name[:80]!r}...",
@@ -59,37 +81,37 @@ def _encoded(value: Any, name: str, tensors: dict[str, torch.Tensor], depth: int
             fix="Does it contain itself?",
         )
     if isinstance(value, torch.Tensor):
-        return _named(value, name, tensors)
+        return _encoded_tensor(value, name, found)
     if isinstance(value, Mapping):
-        return _encoded_dict(value, name, tensors, depth)
+        return _encoded_dict(value, name, found, depth)
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
     if type(value) in (list, tuple):
         listed = [
-            _encoded(item, joined(name, number), tensors, depth + 1)
+            _encoded(item, found.name(name, number), found, depth + 1)
             for number, item in enumerate(value)
         ]
         return listed if type(value) is list else {"$tuple": listed}
     if hasattr(value, "state_dict") and not isinstance(value, type):
-        return _encoded(value.state_dict(), name, tensors, depth + 1)
+        return _encoded(value.state_dict(), name, found, depth + 1)
     return _encoded_value(value, name)
 
 
-def _named(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if name in tensors:
+def _encoded_tensor(value: torch.Tensor, name: str, found: _Found) -> Any:
+    if name == _NO_NAME:
         raise CheckpointError(
-            f"two tensors of the state have the name {name!r}",
-            fix="Rename one of the keys: a dict in a dict and a key with a dot give the same name.",
+            f"tensor {name!r} of the state",
+            expected="another name",
+            fix="Rename it: safetensors files keep this name for themselves.",
         )
-    tensors[name] = value
+    found.tensors[name] = value
     return {"$tensor": name}
 
 
-def _encoded_dict(
-    value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor], depth: int
-) -> Any:
+def _encoded_dict(value: Mapping[Any, Any], name: str, found: _Found, depth: int) -> Any:
     items = [
-        (key, _encoded(item, joined(name, key), tensors, depth + 1)) for key, item in value.items()
+        (key, _encoded(item, found.name(name, key), found, depth + 1))
+        for key, item in value.items()
     ]
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return dict(items)
@@ -97,7 +119,9 @@ def _encoded_dict(
 
 
 def _encoded_value(value: Any, name: str) -> Any:
-    if value is None or type(value) in (bool, int, str):
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int and value.bit_length() <= _MOST_BITS:
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
@@ -115,7 +139,7 @@ def _encoded_value(value: Any, name: str) -> Any:
         f"{name!r} of the state",
         expected="a tensor, number, string, None, bytes, a list, tuple or dict of them, or an "
         "object with state_dict()",
-        got=type(value).__name__,
+        got=f"int of {value.bit_length()} bits" if type(value) is int else type(value).__name__,
         fix="Nothing is pickled here; leave it out, or turn it into one of these.",
     )
 

@@ -41,7 +41,6 @@ class Targets:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)  # plain values
     taken: set[str] = field(default_factory=set)  # names of saved plain values
-    counts: set[str] = field(default_factory=set)  # tensors that count steps: never rounded
     root: _Node | None = None
 
     def set_values(self) -> None:
@@ -158,7 +157,7 @@ class _Walk:
             return self._optimizer(value, name)
         if hasattr(value, "state_dict") and not isinstance(value, type):
             return self._object(value, name, depth)
-        if not _is_container(value) or _is_plain(value, 0):
+        if not _is_container(value) or not value or self._is_plain(value, name):
             return self._value(value, name)
         keys = value.keys() if isinstance(value, Mapping) else range(len(value))
         return _Container(
@@ -174,8 +173,12 @@ class _Walk:
         self.found.tensors[name] = value
         return _Kept(value)
 
+    def _is_plain(self, value: Any, name: str) -> bool:
+        """Whether there are no tensors in a container, neither here nor in the checkpoint."""
+        return _is_plain(value, 0) and not tensor_names(self.saved.node(name))
+
     def _value(self, value: Any, name: str) -> _Node:
-        node = self.saved.node(name) if name not in self.saved.values else self.saved.values[name]
+        node = self.saved.node(name)
         is_empty = _is_container(value) and not value
         if name not in self.saved:
             if not is_empty:
@@ -278,8 +281,6 @@ class _Walk:
             known = kept.get(key)
             if not isinstance(known, torch.Tensor) or known.shape != tensor.shape:
                 known = room_for(tensor.shape, tensor.dtype, key, parameter, self.members)
-            if key == "step":
-                self.found.counts.add(saved_name)
             self._tensor(known, saved_name)
             return known
 

@@ -10,10 +10,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.arguments import whole_number
+from shardwise import arguments
 from shardwise.checkpoint.assembling import found_file
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index, read_dcp_metadata
 from shardwise.checkpoint.headers import read_header
@@ -27,6 +26,7 @@ from shardwise.sharded_tensor.progress import bytes_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
     from typing import BinaryIO
 
     from shardwise.checkpoint.dcp_folder import DcpEntry
@@ -68,8 +68,8 @@ def verify(
     Of DCP's files the checksums of torch.save are compared. Safetensors files of others have none.
     Raises if there is no checkpoint at `path`; what is wrong with one is in `problems`.
     """
-    workers = whole_number(jobs, "jobs", least=1)
-    folder = Path(path)
+    workers = arguments.whole_number(jobs, "jobs", least=1)
+    folder = arguments.path(path, "path of a checkpoint")
     if (folder / INDEX_NAME).is_file():
         return _verify_own(folder, workers, progress)
     if (folder / METADATA_NAME).is_file():
