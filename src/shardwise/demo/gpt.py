@@ -41,6 +41,7 @@ class Words(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Vectors of ids, with those of their positions."""
         places = torch.arange(ids.shape[1], device=ids.device)
         return self.token(ids) + self.position(places)  # type: ignore[no-any-return]
 
@@ -102,6 +103,7 @@ class GPT(nn.Module):
         self.head.weight = self.words.token.weight  # tied: one table says and reads words
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of the next tokens, or the loss of `targets`."""
         x = self.words(ids)
         for block in self.blocks:
             again = self.config.checkpointed
@@ -199,6 +201,7 @@ def one_rank(config: Config, world_size: int) -> ShardingPlan:
     return ShardingPlan({"*": f"on_rank({world_size - 1})"}, input_plan={"": "replicated"})
 
 
+# The plans, by the names that the example knows them by.
 PLANS: dict[str, Callable[[Config, int], ShardingPlan]] = {
     "column": column,
     "row": row,

@@ -34,6 +34,7 @@ class Text:
         return pieces[:, :-1], pieces[:, 1:]
 
     def words(self, ids: Sequence[int]) -> str:
+        """The letters of numbers."""
         return "".join(self.letters[number] for number in ids)
 
 
@@ -47,6 +48,7 @@ class Trainer:
         self.device = next(model.parameters()).device
 
     def step(self, ids: torch.Tensor, targets: torch.Tensor) -> float:
+        """One step of training; its loss."""
         mixed = torch.autocast(self.device.type, torch.bfloat16)
         with mixed if self.is_mixed else nullcontext():
             loss = self.model(ids.to(self.device), targets.to(self.device))

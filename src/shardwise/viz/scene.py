@@ -23,12 +23,13 @@ __all__ = [
     "width_of",
 ]
 
-FONT_SIZE = 12
+FONT_SIZE = 12  # pixels, of labels
 # Colours that the painter chooses to fit its ground; TAG is ink with a light halo, for stripes.
 INK, QUIET, TAG = "ink", "quiet", "tag"
 _CHARACTER = 0.62  # width of one, as a share of the font's size; a little more than it has
 _LINE = 1.5  # height of a line, as a share of the font's size
 
+# Pixels to the right and down.
 Point = tuple[float, float]
 
 
@@ -43,6 +44,7 @@ class Polygon:
     hover: str | None = None  # what a viewer that can shows under the pointer
 
     def moved(self, right: float, down: float) -> Polygon:
+        """The same elsewhere."""
         points = tuple((x + right, y + down) for x, y in self.points)
         return Polygon(points, self.fill, self.edge, self.dashed, self.hover)
 
@@ -65,6 +67,7 @@ class Words:
         return width_of(self.text, self.size)
 
     def moved(self, right: float, down: float) -> Words:
+        """The same elsewhere."""
         place = (self.x + right, self.y + down)
         return Words(*place, self.text, self.anchor, self.color, self.bold, self.size)
 

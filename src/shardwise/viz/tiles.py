@@ -34,10 +34,12 @@ class Tiles:
 
     @property
     def width(self) -> int:
+        """Pixels of all columns."""
         return int(self.columns.cells.sum())
 
     @property
     def height(self) -> int:
+        """Pixels of all rows."""
         return int(self.rows.cells.sum())
 
     @property
