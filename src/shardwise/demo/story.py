@@ -59,7 +59,7 @@ def run(folder: Path, steps: int, world_size: int) -> None:
 
 
 def _under_torchrun(folder: Path, steps: int) -> None:
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("gloo")  # needs no GPU
     try:
         world_size = dist.get_world_size()
         first = first_act(dist.get_rank(), folder, steps)
