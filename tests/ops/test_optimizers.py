@@ -109,7 +109,7 @@ POINTWISE: dict[str, Callable[..., Optimizer]] = {
 FUSED = [name for name in POINTWISE if name.split()[0] in ("SGD", "Adam", "AdamW", "Adagrad")]
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("foreach", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pointwise_optimizers_work_on_local_pieces(name: str, foreach: bool) -> None:
     check_steps(lambda params: POINTWISE[name](params, foreach=foreach))

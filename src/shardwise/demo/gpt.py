@@ -15,7 +15,22 @@ from shardwise.sharding_plan import ShardingPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["GPT", "PLANS", "Config", "Words", "plan_of"]
+__all__ = [
+    "GPT",
+    "MLP",
+    "PLANS",
+    "Attention",
+    "Block",
+    "Config",
+    "Words",
+    "column",
+    "grid",
+    "mixed",
+    "one_rank",
+    "plan_of",
+    "row",
+    "uneven",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What each position takes from those before it."""
         q, k, v = (
             part.unflatten(2, (-1, self.head)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2)
         )
@@ -72,6 +88,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of every position."""
         return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
@@ -86,6 +103,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What comes in, and what attention and the MLP add."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
@@ -118,9 +136,9 @@ class GPT(nn.Module):
 #
 # Every plan names every parameter, so that a model can go from any one to any other.
 
-NORMS = dict.fromkeys(("blocks.*.norm?.*", "norm.*"), "replicate()")
-BIASES = dict.fromkeys(("blocks.*.attention.out.bias", "blocks.*.mlp.down.bias"), "replicate()")
-SUMMED = ("blocks.*.attention", "blocks.*.mlp")  # modules that end with a pending sum
+_NORMS = dict.fromkeys(("blocks.*.norm?.*", "norm.*"), "replicate()")
+_BIASES = dict.fromkeys(("blocks.*.attention.out.bias", "blocks.*.mlp.down.bias"), "replicate()")
+_SUMMED = ("blocks.*.attention", "blocks.*.mlp")  # modules that end with a pending sum
 
 
 def column(config: Config, world_size: int) -> ShardingPlan:
@@ -131,7 +149,7 @@ def column(config: Config, world_size: int) -> ShardingPlan:
             "words.*.weight": "chunk(1)",
             "blocks.*.attention.*.*": "chunk(0)",
             "blocks.*.mlp.*.*": "chunk(0)",
-            **NORMS,
+            **_NORMS,
         },
         dict.fromkeys(whole, "replicate()"),
         input_plan={"": "replicated"},
@@ -147,8 +165,8 @@ def row(config: Config, world_size: int) -> ShardingPlan:
             "blocks.*.attention.qkv.bias": "replicate()",
             "blocks.*.mlp.*.weight": "chunk(1)",
             "blocks.*.mlp.up.bias": "replicate()",
-            **NORMS,
-            **BIASES,
+            **_NORMS,
+            **_BIASES,
         },
         dict.fromkeys(("words", "blocks.*.attention.*", "blocks.*.mlp.*"), "replicate()"),
         input_plan={"": "replicated"},
@@ -159,7 +177,7 @@ def mixed(config: Config, world_size: int) -> ShardingPlan:
     """Tensor parallel: heads, hidden values and words are cut; two sums over ranks a block."""
     plan = _by_heads(_heads(config, [1] * world_size))
     # Both tables have their rows on all ranks: what is looked up is added before it is summed.
-    return replace(plan, output_plan=dict.fromkeys(("words", *SUMMED), "replicate()"))
+    return replace(plan, output_plan=dict.fromkeys(("words", *_SUMMED), "replicate()"))
 
 
 def uneven(config: Config, world_size: int) -> ShardingPlan:
@@ -185,12 +203,12 @@ def grid(config: Config, world_size: int) -> ShardingPlan:
             "blocks.*.mlp.up.weight": f"grid([{parts}, 1], ranks={copies})",
             "blocks.*.mlp.up.bias": f"grid([{parts}], ranks={copies})",
             "blocks.*.mlp.down.weight": f"grid([1, {parts}], ranks={copies})",
-            **NORMS,
-            **BIASES,
+            **_NORMS,
+            **_BIASES,
         },
         {
             "words.position": "replicate()",
-            **dict.fromkeys(("words.token", *SUMMED), f"grid([{data}, 1, 1], ranks={batches})"),
+            **dict.fromkeys(("words.token", *_SUMMED), f"grid([{data}, 1, 1], ranks={batches})"),
         },
         input_plan={"": f"grid([{data}, 1], ranks={batches})"},
     )
@@ -229,10 +247,10 @@ def _by_heads(heads: list[int], hidden: str = "", words: str = "") -> ShardingPl
             "blocks.*.attention.out.weight": f"chunk(1{sizes})",
             "blocks.*.mlp.up.*": f"chunk(0{hidden})",
             "blocks.*.mlp.down.weight": f"chunk(1{hidden})",
-            **NORMS,
-            **BIASES,
+            **_NORMS,
+            **_BIASES,
         },
-        dict.fromkeys(("words.*", *SUMMED), "replicate()"),
+        dict.fromkeys(("words.*", *_SUMMED), "replicate()"),
         input_plan={"": "replicated"},
     )
 
