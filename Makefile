@@ -25,10 +25,10 @@ tour: $(READY) ## draw layouts of every kind, a plan, and a tensor that goes tha
 	@$(BIN)/python examples/tour.py
 
 test: lint docs ## everything CI checks: lint, types, layers, docs, tests
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 test-long: lint docs package ## all tests, with a thousand random cases a property
-	$(BIN)/python -m pytest -n 3 -m "long or not long" --hypothesis-profile=long
+	$(BIN)/python -m pytest -n 2 -m "long or not long" --hypothesis-profile=long
 
 lint: $(READY) ## ruff, mypy (strict), import-linter
 	$(BIN)/ruff check .

@@ -246,7 +246,8 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
-def test_the_demo_shows_layouts_and_a_checked_tiling() -> None:
+@pytest.mark.long
+def test_the_tour_shows_layouts_and_a_checked_tiling() -> None:
     environment = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "tour.py")],

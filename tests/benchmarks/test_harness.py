@@ -349,6 +349,7 @@ def test_planning_benchmark_prints_its_table_and_writes_its_json(tmp_path: Path)
     assert rows["counts"]["bytes moved"] == rows["counts"]["lower bound"]
 
 
+@pytest.mark.long
 def test_checkpoint_planning_benchmark_prints_its_table(tmp_path: Path) -> None:
     printed, _ = run_quickly("checkpoint_planning", tmp_path)
     for text in ("rows, 4 replicas", "the first rank", "bytes of the index"):

@@ -115,7 +115,7 @@ def test_a_try_says_how_a_call_went(function: Any, kind: str, detail: str) -> No
 
 
 @pytest.mark.parametrize(
-    "part", [0, pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+    "part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2, 3))]
 )
 def test_one_call_of_every_op_goes_as_the_page_says(part: int) -> None:
     for name in list(ROWS)[part::4]:

@@ -120,7 +120,7 @@ def test_fused_optimizers_work_on_local_pieces(name: str) -> None:
     check_steps(lambda params: POINTWISE[name](params, fused=True))
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("foreach", [pytest.param(False, marks=pytest.mark.long), True])
 def test_rprop(foreach: bool) -> None:
     check_steps(lambda params: optim.Rprop(params, foreach=foreach), policy="allow")
 
@@ -141,7 +141,7 @@ def test_a_tensor_as_learning_rate() -> None:
     check_steps(lambda params: optim.Adam(params, lr=lr, foreach=False))
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("foreach", [pytest.param(False, marks=pytest.mark.long), True])
 def test_adafactor(foreach: bool) -> None:
     check_steps(lambda params: optim.Adafactor(params, foreach=foreach), policy="allow")
 

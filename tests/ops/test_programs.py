@@ -275,6 +275,7 @@ def test_programs_on_real_ranks() -> None:
     shardwise.run_local(_on_rank, 3, examples(programs(world_size=3), 20))
 
 
+@pytest.mark.long
 def test_programs_are_not_idle() -> None:
     """The strategy takes every step, several ranks, broadcasting and reshards."""
     found = examples(programs(), 400)

@@ -668,6 +668,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.long
 def test_a_script_needs_no_guard_may_fork_and_takes_its_ranks_along(tmp_path: Path) -> None:
     status, (first, second, from_fork) = _output_of(UNGUARDED, tmp_path)
     assert (status, from_fork) == (0, 10)
