@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
