@@ -62,7 +62,7 @@ def load(
     verify: bool = False,
     map: Map | None = None,
     dtype: torch.dtype | None = None,
-    process_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | Communicator | None = None,
     progress: bool | None = None,
 ) -> LoadedKeys:
     """Loads a checkpoint into a state, in place, whatever the layouts were and are.
@@ -95,7 +95,7 @@ def load_safetensors(
     dtype: torch.dtype | None = None,
     strict: bool = True,
     max_bytes: int | None = None,
-    process_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | Communicator | None = None,
     progress: bool | None = None,
 ) -> LoadedKeys:
     """Loads a model's safetensors files straight into shards; each rank reads only its slices.
@@ -142,7 +142,7 @@ def _load(
     state: object,
     open_index: Callable[[], Index],
     wishes: _Wishes,
-    process_group: ProcessGroup | None,
+    process_group: ProcessGroup | Communicator | None,
     progress: bool | None,
 ) -> LoadedKeys:
     members = group_of_tensors(_tensors_in(state, 0), process_group)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 import shardwise
+from shardwise.comm.alone import ALONE
 from shardwise.demo.gpt import GPT, Config, plan_of
 from shardwise.demo.training import Text, Trainer
 from shardwise.sharded_tensor.tensor import ShardedTensor
@@ -217,9 +218,8 @@ def second_act(
     shardwise.checkpoint.load(state, folder / "checkpoint", process_group=process_group)
     generator.set_state(state["generator"])
     if beside is not None:  # the same checkpoint into plain tensors, by one process
-        alone = dist.new_group([0], use_local_synchronization=True)
         path = folder / "checkpoint"
-        shardwise.checkpoint.load(beside.state(0, generator), path, process_group=alone)
+        shardwise.checkpoint.load(beside.state(0, generator), path, process_group=ALONE)
     lesson = _Lesson(trainer, beside, text, generator, console)
     with shardwise.implicit_comm("error"):
         lesson.train(state["step"], state["step"] + max(steps // 4, 1))
@@ -256,7 +256,8 @@ def check_converted(folder: Path) -> None:
     from safetensors.torch import load_file
 
     model = GPT(Config(vocabulary=len(Text().letters)))
-    shardwise.checkpoint.load({"model": model}, folder / "checkpoint", strict=False)
+    path = folder / "checkpoint"
+    shardwise.checkpoint.load({"model": model}, path, strict=False, process_group=ALONE)
     found = load_file(folder / "huggingface" / "model.safetensors")
     for name, tensor in model.state_dict().items():
         if name in found and not torch.equal(found[name], tensor):
