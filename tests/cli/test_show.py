@@ -8,8 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+
+import shardwise
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.running import Run
 
 
@@ -140,3 +145,31 @@ def test_the_installed_command_draws_plainly_in_a_pipe() -> None:
     assert done.returncode == 0, done.stderr
     assert "0-3" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_tensor_of_a_checkpoint_is_drawn(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    shardwise.checkpoint.save({"weight": torch.ones(4, 6)}, path)
+    done = run("show", "--checkpoint", path, "--tensor", "weight")
+    assert done.status == 0
+    assert "Layout((4, 6): whole, rank 0)" in done.out
+    wrong = run("show", "--checkpoint", path, "--tensor", "wieght")
+    assert wrong.status == 2
+    assert "weight" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "got"),
+    [
+        ([], "neither"),
+        (["--shape", "8,6"], "--shape"),
+        (["--shape", "8,6", "--tensor", "w"], "--shape and --tensor"),
+    ],
+)
+def test_a_half_choice_gets_one_line(run: Run, words: list[str], got: str) -> None:
+    done = run("show", *words)
+    assert done.status == 2
+    assert done.err.splitlines() == [
+        f"shardwise: shardwise show: expected --shape and --spec, or --checkpoint and --tensor, "
+        f"got {got}. Examples: shardwise show --help"
+    ]

@@ -12,12 +12,13 @@ import typer
 
 from shardwise import __version__
 from shardwise.cli.bench import bench
+from shardwise.cli.checkpoints import saved_layout
 from shardwise.cli.demo import demo
 from shardwise.cli.doctor import doctor
 from shardwise.cli.plan import plan
 from shardwise.cli.reshard_plan import reshard_plan
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
-from shardwise.errors import DamagedError, ShardwiseError
+from shardwise.errors import ArgumentValueError, DamagedError, ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -89,14 +90,20 @@ def options(
 
 @app.command()
 def show(
-    shape: Annotated[str, typer.Option(help="The tensor's sizes, e.g. 8,6; '' for a 0-d tensor.")],
+    shape: Annotated[
+        str | None, typer.Option(help="The tensor's sizes, e.g. 8,6; '' for a 0-d tensor.")
+    ] = None,
     spec: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How to cut it: chunk(dim), grid(splits), fused(dim, sections), "
             "block_cyclic(dim, block), flat(), replicate(), partial(), on_rank(rank)."
         ),
-    ],
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Instead of both: a checkpoint ...", metavar="PATH")
+    ] = None,
+    tensor: Annotated[str | None, typer.Option(help="... and the name of a tensor in it.")] = None,
     world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")] = 4,
     dtype: Annotated[str, typer.Option(help="For the bytes per rank.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print entries for a program.")] = False,
@@ -117,17 +124,38 @@ def show(
       shardwise show --shape 12,4 --spec "fused(0, [6, 3, 3])" --world-size 3
       shardwise show --shape 2,4,6 --spec "flat()" --world-size 3
       shardwise show --shape 2,4,6 --spec "flat()" --html flat.html
+      shardwise show --checkpoint run/step_100 --tensor model.norm.weight
     """
-    itemsize, sizes = itemsize_of(dtype), parse_shape(shape)
-    layout = layout_of(spec, sizes, world_size=world_size)
+    title = _checked_choice({"--shape": shape, "--spec": spec}, checkpoint, tensor)
+    if checkpoint is not None and tensor is not None:
+        layout, itemsize, world_size = saved_layout(checkpoint, tensor)
+    else:
+        itemsize, sizes = itemsize_of(dtype), parse_shape(shape or "")
+        layout = layout_of(spec or "", sizes, world_size=world_size)
     paths = {".html": html, ".png": png, ".svg": svg}
-    write_pictures(layout, paths, title=spec, itemsize=itemsize, world_size=world_size)
+    write_pictures(layout, paths, title=title, itemsize=itemsize, world_size=world_size)
     if as_json:
         print(json.dumps(_entries(layout, itemsize), indent=2))
         return
     from shardwise.viz import print_layout
 
-    print_layout(layout, title=spec, itemsize=itemsize, world_size=world_size)
+    print_layout(layout, title=title, itemsize=itemsize, world_size=world_size)
+
+
+def _checked_choice(
+    drawn: dict[str, str | None], checkpoint: Path | None, tensor: str | None
+) -> str:
+    """What is to be drawn, in words; raises unless it is a spec of a shape or a saved tensor."""
+    saved = {"--checkpoint": checkpoint, "--tensor": tensor}
+    given = [name for name, value in {**drawn, **saved}.items() if value is not None]
+    if given not in (list(drawn), list(saved)):
+        raise ArgumentValueError(
+            "shardwise show",
+            expected="--shape and --spec, or --checkpoint and --tensor",
+            got=" and ".join(given) or "neither",
+            fix="Examples: shardwise show --help",
+        )
+    return str(tensor if tensor is not None else drawn["--spec"])
 
 
 app.command()(reshard_plan)

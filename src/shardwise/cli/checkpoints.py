@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.differing import Diff, TensorDiff
     from shardwise.checkpoint.index import Index
     from shardwise.checkpoint.verifying import Verified
+    from shardwise.geometry import Layout
 
-__all__ = ["Target", "add_commands", "convert", "diff", "inspect", "verify"]
+__all__ = ["Target", "add_commands", "convert", "diff", "inspect", "saved_layout", "verify"]
 
 _MOST_VALUES = 20  # plain values that `inspect` prints
 _MOST_SHOWN = 20  # differences of a kind that `diff` prints
@@ -88,6 +89,16 @@ def inspect(
         _draw(index, tensor)
     else:
         _print_index(index)
+
+
+def saved_layout(path: Path, name: str) -> tuple[Layout, int, int]:
+    """Who saved which part of a tensor, the bytes of an element, the number of ranks."""
+    from shardwise.checkpoint.opening import load_index
+
+    index = load_index(path)
+    if name not in index.tensors:
+        raise _no_tensor(name, index)
+    return index.layout(name), index.tensors[name].dtype.itemsize, index.world_size
 
 
 def _no_tensor(name: str, index: Index) -> ArgumentValueError:
