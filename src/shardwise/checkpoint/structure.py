@@ -28,7 +28,15 @@ from shardwise.modules.state_trees import joined
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
 
-__all__ = ["Flat", "flatten", "tensor_names", "unflatten", "with_tensors", "without_tensors"]
+__all__ = [
+    "Flat",
+    "check_depth",
+    "flatten",
+    "tensor_names",
+    "unflatten",
+    "with_tensors",
+    "without_tensors",
+]
 
 _NO_NAME = "__metadata__"  # the key of a safetensors header that is no tensor
 _MOST_BITS = 4096  # of an integer: Python refuses to read numbers of thousands of digits
@@ -73,13 +81,18 @@ class _Found:
         return name
 
 
-def _encoded(value: Any, name: str, found: _Found, depth: int) -> Any:
+def check_depth(depth: int, name: str) -> None:
+    """Raises about a part of a state that so many containers are around, if they are too many."""
     if depth > _MOST_DEPTH:
         raise CheckpointError(
             f"state at {name[:80]!r}...",
             expected=f"at most {_MOST_DEPTH} containers in each other",
             fix="Does it contain itself?",
         )
+
+
+def _encoded(value: Any, name: str, found: _Found, depth: int) -> Any:
+    check_depth(depth, name)
     if isinstance(value, torch.Tensor):
         return _encoded_tensor(value, name, found)
     if isinstance(value, Mapping):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shardwise.checkpoint.reading import check_file
-from shardwise.checkpoint.structure import tensor_names, unflatten
+from shardwise.checkpoint.structure import check_depth, tensor_names, unflatten
 from shardwise.errors import CheckpointError, LoadError
 from shardwise.modules.filling import parameters_by_key, room_for
 from shardwise.modules.state_trees import joined
@@ -143,12 +143,7 @@ class _Walk:
     found: Targets
 
     def visit(self, value: Any, name: str, depth: int) -> _Node:
-        if depth > _MOST_DEPTH:
-            raise CheckpointError(
-                f"state at {name[:80]!r}...",
-                expected=f"at most {_MOST_DEPTH} containers in each other",
-                fix="Does it contain itself?",
-            )
+        check_depth(depth, name)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
         if isinstance(value, torch.nn.Module):
