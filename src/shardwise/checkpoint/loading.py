@@ -147,8 +147,9 @@ def _load(
 ) -> LoadedKeys:
     members = group_of_tensors(_tensors_in(state, 0), process_group)
     job = _agreed_job(state, open_index, wishes, members)
-    most = {} if wishes.max_bytes is None else {"window": wishes.max_bytes // num_threads(members)}
-    with Reader(job.index, **most) as reader, torch.no_grad():
+    cap = wishes.max_bytes
+    most = None if cap is None else cap // num_threads(members)
+    with Reader(job.index, most=most) as reader, torch.no_grad():
         if wishes.verify:
             verify_pieces(reader, [target.mosaic for target in job.targets], members)
         fetch(job.targets, reader, members, max_bytes=wishes.max_bytes, progress=progress)

@@ -47,9 +47,10 @@ class _MappedFile(NamedTuple):
 class Reader:
     """Reads from the files of a checkpoint, each of which is opened once. Threads may share it."""
 
-    def __init__(self, index: Index, *, window: int = _WINDOW) -> None:
+    def __init__(self, index: Index, *, most: int | None = None) -> None:
+        """`most` caps the bytes of a mapped file that are looked at at a time."""
         self.index = index
-        self._window = max(min(window, _WINDOW), mmap.PAGESIZE)
+        self._window = _WINDOW if most is None else max(min(most, _WINDOW), mmap.PAGESIZE)
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}
         self._maps: dict[int, _MappedFile] = {}

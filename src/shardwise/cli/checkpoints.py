@@ -43,7 +43,9 @@ _Checkpoint = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print it for a program.")]
-_Jobs = Annotated[int, typer.Option(min=1, help="How many files are worked on at once, by threads.")]
+_Jobs = Annotated[
+    int, typer.Option(min=1, help="How many files are worked on at once, by threads.")
+]
 
 
 class Target(StrEnum):
