@@ -164,9 +164,9 @@ def test_replicas_read_parts_and_pass_them_on(
     readers: list[Reader] = []
     make = Reader.__init__
 
-    def noted(self: Reader, index: Index) -> None:
+    def noted(self: Reader, index: Index, **options: Any) -> None:
         readers.append(self)
-        make(self, index)
+        make(self, index, **options)
 
     monkeypatch.setattr(Reader, "__init__", noted)
 
