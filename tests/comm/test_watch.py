@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -37,8 +38,12 @@ def _one_rank_is_wrong(rank: int, call: str) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("call", ["reshard", "in place"])
-def test_those_who_wait_for_a_rank_that_raised_are_told_why(call: str) -> None:
+@pytest.mark.parametrize(("call", "num_interfaces"), [("reshard", 1), ("in place", 2)])
+def test_those_who_wait_for_a_rank_that_raised_are_told_why(
+    call: str, num_interfaces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (loopback,) = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join([loopback] * num_interfaces))
     results = shardwise.run_local(_one_rank_is_wrong, 3, call)
     wrong = results[1]
     assert not wrong.startswith("AgreementError")

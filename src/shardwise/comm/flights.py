@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from shardwise.comm.ranks import GroupRanks
     from shardwise.comm.watch import Watch
 
-__all__ = ["BatchedFlight", "PostedFlight", "as_bytes"]
+__all__ = ["TAG", "BatchedFlight", "PostedFlight", "as_bytes"]
 
-_TAG = 0x5A4D  # any but 0, the tag of a user's own messages
+TAG = 0x5A4D  # any but 0, the tag of a user's own messages
 
 
 class PostedFlight:
@@ -37,7 +37,7 @@ class PostedFlight:
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
         try:
-            self._receives.append(self._group.recv([buffer], self._group_rank[peer], _TAG))
+            self._receives.append(self._group.recv([buffer], self._group_rank[peer], TAG))
         except RuntimeError as error:
             self._watch.explain(error)
             raise
@@ -45,7 +45,7 @@ class PostedFlight:
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
         try:
-            self._sends.append(self._group.send([buffer], self._group_rank[peer], _TAG))
+            self._sends.append(self._group.send([buffer], self._group_rank[peer], TAG))
         except RuntimeError as error:
             self._watch.explain(error)
             raise

@@ -14,6 +14,7 @@ the wait for it does not end.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store
+from shardwise.comm.flights import TAG
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ __all__ = ["Watch"]
 
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
-_TAG = 0x5A4E  # of messages that nobody sends
+# Of messages that nobody sends. gloo has connections of their own for every network interface, and
+# chooses by the tag: these go where those of flights go, among up to 16.
+_TAG = TAG + math.lcm(*range(1, 17))
 _LONGEST = 2000  # characters of a notice
 
 
