@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.comm.agreement import by_rank
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError
 from shardwise.sharded_tensor.resharding import replicated
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,6 +14,7 @@ from shardwise.arguments import whole_number
 from shardwise.errors import ArgumentTypeError, LayoutError
 from shardwise.geometry.box import Box, Boxes, Ints, as_shape, frozen_ints
 from shardwise.geometry.tiling import check_tiling
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -369,7 +370,7 @@ class Layout:
             if (copies := self.grid.owners.shape[-1]) > 1:
                 form += f", up to {copies} {'entries' if self.pending else 'replicas'} per cell"
         pending = "" if self.pending is None else f", pending {self.pending}"
-        return f"{form}, {_name_ranks(self.ranks)}{pending}"
+        return f"{form}, {ranks_text(self.ranks)}{pending}"
 
     def _repr_html_(self) -> str:
         """A small picture, for notebooks."""
@@ -459,12 +460,3 @@ def _row_order(table: Ints) -> Ints | None:
     step = table[1:] - table[:-1]
     lead = np.take_along_axis(step, (step != 0).argmax(axis=1)[:, None], axis=1)
     return np.lexsort(table.T[::-1]) if (lead < 0).any() else None
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no ranks"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from shardwise.arguments import items
 from shardwise.comm.process_group import communicator
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import (
     AgreementError,
     ArgumentTypeError,
@@ -30,6 +29,7 @@ from shardwise.sharding_spec._internals import (
     check_tensor,
     validate_non_overlapping_shards_metadata,
 )
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

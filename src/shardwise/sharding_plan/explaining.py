@@ -18,8 +18,8 @@ from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharding_plan.matching import inside, match
 from shardwise.sharding_spec.on_device import on_device
 from shardwise.sharding_spec.text import spec_text
-from shardwise.transfer.explain import plural
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
