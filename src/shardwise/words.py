@@ -1,4 +1,4 @@
-"""Counts and ranks as people read them."""
+"""Counts, ranks and long texts as people read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["plural", "rank_runs", "ranks_text", "run_text"]
+__all__ = ["dtype_name", "plural", "rank_runs", "ranks_text", "run_text", "shortened"]
 
 _RUNS_SHOWN = 8
 
@@ -16,6 +16,16 @@ _RUNS_SHOWN = 8
 def plural(count: int, noun: str) -> str:
     """`1 rank`, `4,000 ranks`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def dtype_name(dtype: object) -> str:
+    """`float32` of `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shortened(text: str, *, most: int = 80) -> str:
+    """The text, or its beginning and `...`: at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def rank_runs(ranks: Sequence[int]) -> list[list[int]]:

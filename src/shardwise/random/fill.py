@@ -32,6 +32,7 @@ from shardwise.random.key import Key
 from shardwise.random.philox import BLOCK, Philox, cost_at_once, cost_of_run, upper_product
 from shardwise.random.quantile import halves64, normal32, normal64, quantile64
 from shardwise.random.regions import Rows, slabs
+from shardwise.words import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
@@ -454,7 +455,7 @@ def _checked(
             "tensor", expected=f"the shape of its box, {box.shape}", got=tensor.shape
         )
     if tensor.dtype not in dtypes:
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        names = ", ".join(sorted(map(dtype_name, dtypes)))
         raise ArgumentTypeError("dtype of tensor", expected=f"one of {names}", got=tensor.dtype)
     return sizes
 

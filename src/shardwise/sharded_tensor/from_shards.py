@@ -30,6 +30,7 @@ from shardwise.sharded_tensor.metadata_of_shards import (
     local_metadata,
     settled_inside,
 )
+from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.state import LooseState, State, make_state
@@ -406,22 +407,8 @@ def _layout_by(spec: object, size: tuple[int, ...], members: Communicator) -> La
 
 def only_piece(local_tensor: torch.Tensor, layout: Layout, rank: int) -> list[torch.Tensor]:
     """The tensor as the only shard that `rank` has, or nothing if it has none."""
-    given: object = local_tensor
-    if not isinstance(given, torch.Tensor) or isinstance(given, ShardedTensor):
-        raise ArgumentTypeError(
-            "local_tensor",
-            rank=rank,
-            expected="a plain torch.Tensor",
-            got=type(local_tensor).__name__,
-        )
-    if not local_tensor.is_contiguous():
-        raise ArgumentValueError(
-            "local_tensor is not a contiguous Tensor.",
-            rank=rank,
-            got=f"strides {local_tensor.stride()} for shape {tuple(local_tensor.shape)}",
-            fix="Pass tensor.contiguous().",
-        )
-    check_dense(local_tensor, rank)
+    check_strided(checked_plain(local_tensor, "local_tensor", rank), rank)
+    check_contiguous(local_tensor, "local_tensor", rank)
     boxes = layout.boxes_of(rank)
     if len(boxes) > 1:
         raise ShardCountError(
