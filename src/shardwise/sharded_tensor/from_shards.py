@@ -16,13 +16,12 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import (
     AgreementError,
     ArgumentTypeError,
-    ArgumentValueError,
     MetadataError,
     ShardCountError,
 )
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
-from shardwise.sharded_tensor.factories import checked_size, home_device
+from shardwise.sharded_tensor.factories import checked_size, home_device, layout_by
 from shardwise.sharded_tensor.metadata_of_shards import (
     check_dense,
     joined_metadata,
@@ -375,7 +374,7 @@ def local_tensor_state(
     values: dict[str, object] = {"init_rrefs": init_rrefs}
     try:
         size = checked_size(global_size)
-        layout = _layout_by(sharding_spec, size, members)
+        layout = layout_by(sharding_spec, size, members)
         tensors = only_piece(local_tensor, layout, members.rank)
         values |= {"size": size, "sharding_spec": layout}
         values |= {"dtype": local_tensor.dtype, "requires_grad": local_tensor.requires_grad}
@@ -393,16 +392,6 @@ def local_tensor_state(
         init_rrefs=init_rrefs,
     )
     return connect(state)
-
-
-def _layout_by(spec: object, size: tuple[int, ...], members: Communicator) -> Layout:
-    if not isinstance(spec, ShardingSpec):
-        raise ArgumentValueError(
-            f"Expecting ShardingSpec but got: {type(spec)}", fix="E.g. shardwise.chunk(0)."
-        )
-    layout = spec.layout(size)
-    members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
-    return layout
 
 
 def only_piece(local_tensor: torch.Tensor, layout: Layout, rank: int) -> list[torch.Tensor]:
