@@ -29,7 +29,7 @@ from shardwise.words import ranks_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.reading import Reader
     from shardwise.checkpoint.sharing import Range
     from shardwise.comm.communicator import Communicator

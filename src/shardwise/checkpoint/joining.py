@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.geometry import Layout
 
 __all__ = ["Joined", "Told", "Wish", "all_alike", "join"]
