@@ -254,10 +254,17 @@ def test_tensors_change_dtype_and_device_in_place_of_their_ranks() -> None:
     shardwise.run_local(_moved, 2)
 
 
-def _without_rules(_: int) -> None:
+def _without_rules(rank: int) -> None:
     x = rows().requires_grad_()
-    with pytest.warns(UserWarning, match=r"torch.renorm gathers.*120 B"):
-        y = torch.renorm(x, 2, 0, 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            y = torch.renorm(x, 2, 0, 1.0)
+            y = y + x.new_ones(3)  # rules are asked in between
+    # Once for a line of code, and one rank tells it for all.
+    assert [str(one.message)[:20] for one in told] == ["torch.renorm gathers"] * (rank == 0)
+    assert all("120 B between ranks" in str(one.message) for one in told)
+    y = y - 1
     with shardwise.implicit_comm("allow"):
         (y * x + 1).sum().backward()
         full = FULL.clone().requires_grad_()
