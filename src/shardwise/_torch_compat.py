@@ -290,6 +290,10 @@ def torch_name(function: Any) -> str | None:
         found: str | None = torch.overrides._get_overridable_functions()[1].get(function)
     except TypeError:  # a callable that has no hash
         return None
+    own = getattr(function, "__name__", "")
+    # Of functions that share their C code, such as mm and spmm, torch's table knows the last.
+    if found and not found.endswith(f".{own}") and getattr(torch, own, None) == function:
+        return f"torch.{own}"
     return found
 
 

@@ -15,6 +15,7 @@ from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor.dispatch import function_name
 
 FULL = torch.arange(15.0).view(5, 3)
 
@@ -287,6 +288,13 @@ def _without_rules(rank: int) -> None:
 
 def test_functions_without_a_rule_compute_on_the_full_tensor() -> None:
     shardwise.run_local(_without_rules, 3)
+
+
+def test_a_function_is_called_by_the_name_that_people_write() -> None:
+    assert function_name(torch.mm) == "torch.mm"  # of the same C code as torch.spmm
+    assert function_name(torch.Tensor.add) == "torch.Tensor.add"
+    assert function_name(torch.ops.aten.add) == "aten.add"
+    assert function_name([].append) == "list.append"
 
 
 def test_without_a_process_group_a_creating_call_says_what_to_do() -> None:
