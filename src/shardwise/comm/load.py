@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
+from shardwise.comm.pages import new_like, new_tensor, packed
 from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
@@ -72,18 +73,18 @@ class Load:
 
     def packed(self, place: Place) -> torch.Tensor:
         """A message of the box there."""
-        return self.at(place).contiguous()
+        return packed(self.at(place))
 
     def room(self, shape: tuple[int, ...], wire: torch.device) -> torch.Tensor:
         """Memory for a message of one box."""
-        return torch.empty(shape, dtype=self.dtype, device=wire)
+        return new_tensor(shape, self.dtype, wire)
 
 
 def new_tensors(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     """Tensors of these shapes, with whatever was in their memory."""
-    return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    return [new_tensor(shape, dtype, device) for shape in shapes]
 
 
 def load_of(transfer: Transfer, members: Communicator) -> Load:
@@ -144,7 +145,7 @@ def new_outputs(
 ) -> list[torch.Tensor]:
     """Outputs for shards that are as usual."""
     if shards:  # whose dtype and device they get, which is quicker than to say it
-        return [shards[0].new_empty(shape) for shape in known.shapes.target]
+        return [new_like(shards[0], shape) for shape in known.shapes.target]
     assert known.usual_dtype is not None
     return new_tensors(known.shapes.target, known.usual_dtype, wire)
 
