@@ -111,6 +111,13 @@ def test_help_teaches_by_example(run: Run) -> None:
     assert run("--version").out.startswith("shardwise 0.")
 
 
+def test_a_path_that_cannot_be_used_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("demo", "--folder", tmp_path / "file")
+    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert done.err.endswith("file: File exists. Pass another path.\n")
+
+
 def test_the_command_alone_prints_its_help_and_no_more(run: Run) -> None:
     done = run()
     assert (done.status, done.err) == (2, "")

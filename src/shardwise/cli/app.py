@@ -59,6 +59,8 @@ def main() -> None:
         _refuse(str(error), status=1)
     except ShardwiseError as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename or 'file'}: {error.strerror or error}. Pass another path.")
     except MemoryError:
         _refuse("not enough memory. Take a smaller shape, fewer boxes or a smaller --max-bytes.")
     except RecursionError:
