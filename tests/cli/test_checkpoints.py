@@ -102,7 +102,11 @@ def test_convert_takes_the_model_out_of_a_run(run: Run, tmp_path: Path) -> None:
     assert (list(told["tensors"]), told["values"]) == (["x"], {})
 
 
-def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
+def test_a_damaged_checkpoint_is_status_1(
+    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved.parent)
+    monkeypatch.setenv("COLUMNS", "80")
     assert "sound" in run("verify", saved).out
     index = load_index(saved)
     piece = index.tensors["model.wave"].piece(0)
@@ -110,7 +114,7 @@ def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
     data = bytearray(file.read_bytes())
     data[piece.start] ^= 4
     file.write_bytes(data)
-    done = run("verify", saved)
+    done = run("verify", saved.name)
     assert done.status == 1
     assert "  'model.wave': box [0:6, 0:5] of 'model.wave' in file" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
