@@ -70,6 +70,7 @@ __all__ = [
     "start_all_gather",
     "storage_key",
     "swap_impl",
+    "torch_name",
     "torch_sharded_tensor_types",
     "tracing_state",
     "tree_leaves",
@@ -276,6 +277,25 @@ class RandomMarks:
         for generator, state in moved:
             generator.set_state(state)
         return bool(moved)
+
+
+def torch_name(function: Any) -> str | None:
+    """What people call a function of torch; None for all others.
+
+    As `torch.overrides.resolve_name`, which changes the filters of warnings for each question, by
+    which Python forgets what it has warned of already.
+    """
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(function)
+    try:
+        found: str | None = torch.overrides._get_overridable_functions()[1].get(function)
+    except TypeError:  # a callable that has no hash
+        return None
+    own = getattr(function, "__name__", "")
+    # Of functions that share their C code, such as mm and spmm, torch's table knows the last.
+    if found and not found.endswith(f".{own}") and getattr(torch, own, None) == function:
+        return f"torch.{own}"
+    return found
 
 
 class MeshPlacementTypes(NamedTuple):

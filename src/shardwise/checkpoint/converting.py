@@ -65,6 +65,7 @@ def convert(
     max_bytes: int = _MOST_BYTES,
     jobs: int = 1,
     strict: bool = True,
+    only: str | None = None,
     map: Mapping[str, str | Source | None] | None = None,
     progress: bool | None = None,
 ) -> Index:
@@ -73,12 +74,13 @@ def convert(
     `plan` says how tensors are cut: specs by names, which may be patterns, or the file of a
     `ShardingPlan`; what it does not name is kept whole. Without a plan tensors are cut into rows;
     for one rank the result is a Hugging Face folder. `dtype` is for tensors of floating point,
-    others and an optimizer's counts of steps keep theirs. `map` renames and joins tensors as that
-    of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q",
-    "*.k", "*.v")}`, and None for those to be left out. About `max_bytes` of data are in memory,
-    however large the checkpoint is; `jobs` files are written at once. What cannot be read of a DCP
-    checkpoint, pickled objects, is an error, or left out with `strict=False`. Nothing is at `dst`
-    before all of it is.
+    others and an optimizer's counts of steps keep theirs. `only="model"` takes what was saved under
+    that key of the state, by names without it, and nothing else. `map` renames and joins tensors as
+    that of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv":
+    fuse("*.q", "*.k", "*.v")}`, and None for those to be left out. About `max_bytes` of data are in
+    memory, however large the checkpoint is; `jobs` files are written at once. What cannot be read
+    of a DCP checkpoint, pickled objects, is an error, or left out with `strict=False`. Nothing is
+    at `dst` before all of it is.
     """
     call = _Call.checked(to, world_size, dtype, max_bytes, jobs)
     index = src if isinstance(src, Index) else load_index(src)
@@ -89,8 +91,12 @@ def convert(
             got=why,
             fix="Pass strict=False (--skip-unreadable) to leave them out.",
         )
-    work = _planned(index, call, None if plan is None else as_plan(plan), map)
     target = Target.at(dst)
+    _check_not_itself(index, target)
+    if only is not None:
+        map = _only_under(only, index, map)
+        index = replace(index, structure={})  # without plain values
+    work = _planned(index, call, None if plan is None else as_plan(plan), map)
     target.check()
     target.check_nobody_saves()
     aside = Aside(target, secrets.token_hex(8))
@@ -107,6 +113,29 @@ def convert(
         aside.remove()  # also of what it has replaced
     target.remove_remains()
     return load_index(target.path)
+
+
+def _check_not_itself(index: Index, target: Target) -> None:
+    if target.path.resolve() == index.path.resolve():
+        raise ArgumentValueError(
+            "dst of convert",
+            expected="another path than that of the checkpoint, which would be gone",
+            got=str(target.path),
+        )
+
+
+def _only_under(key: str, index: Index, rules: object) -> dict[str, str | Source | None]:
+    """The map by which the tensors under a key of the state lose the key, and others are left."""
+    if rules is not None:
+        raise ArgumentValueError("only and map of convert", expected="one of them", got="both")
+    under = [name for name in index.tensors if name.startswith(f"{key}.")]
+    if not under:
+        keys = dict.fromkeys(name.partition(".")[0] for name in index.tensors)
+        raise ArgumentValueError(
+            "only of convert", expected=f"a key of the state: {', '.join(keys)}", got=repr(key)
+        )
+    left: dict[str, str | Source | None] = dict.fromkeys(index.tensors)
+    return left | {name.removeprefix(f"{key}."): name for name in under}
 
 
 # -- planning --------------------------------------------------------------------------------------

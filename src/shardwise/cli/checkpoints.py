@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -241,6 +244,10 @@ def convert(
         Path | None,
         typer.Option(help="A .yaml or .json file of a ShardingPlan: specs by names or patterns."),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only what was saved under this key, by names without it: model."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="For tensors of floating point: bf16, float32, ...")
     ] = None,
@@ -261,7 +268,7 @@ def convert(
 
     \b
     Examples:
-      shardwise convert run/step_100 model_hf --dtype bf16
+      shardwise convert run/step_100 model_hf --only model --dtype bf16
       shardwise convert model_hf for_8 --world-size 8 --plan plan.yaml
       shardwise convert run/step_100 run_dcp --to dcp --max-bytes 2GiB
 
@@ -281,6 +288,7 @@ def convert(
         to=to.value,
         world_size=world_size,
         plan=plan,
+        only=only,
         dtype=_parse_dtype(dtype),
         max_bytes=parse_bytes(max_bytes, "--max-bytes"),
         jobs=jobs,
@@ -352,9 +360,21 @@ def _verified_in_json(found: Verified) -> dict[str, Any]:
 def _print_verified(found: Verified) -> None:
     from shardwise.transfer.units import format_bytes
 
-    for file, tensor, message in found.problems:
-        where = " ".join(part for part in (file, tensor and f"{tensor!r}") if part)
-        print(f"{where}: {message}" if where else message)
+    width = shutil.get_terminal_size().columns
+    for file, problems in groupby(found.problems, key=lambda one: one.file):
+        print(f"{file or found.path}:")
+        for _, tensor, message in problems:
+            line = f"{tensor!r}: {message}" if tensor else message
+            print(
+                textwrap.fill(
+                    line,
+                    width,
+                    initial_indent="  ",
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
     if found.problems:
         print(f"{found.path}: {plural(len(found.problems), 'problem')}")
         return

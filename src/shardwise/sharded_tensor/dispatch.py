@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shardwise._torch_compat import tree_leaves
+from shardwise._torch_compat import torch_name, tree_leaves
 from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharding_spec.custom_ops import check_custom_op
 
@@ -110,11 +110,7 @@ def function_name(function: Any) -> str:
     if getattr(function, "__name__", "") in ("__get__", "__set__") and owner is not None:
         verb = "" if function.__name__ == "__get__" else " = ..."
         return f"torch.Tensor.{getattr(owner, '__name__', '?')}{verb}"
-    try:
-        found = torch.overrides.resolve_name(function)
-    except Exception:  # of torch's own making, for functions that it does not know
-        found = None
-    return found or str(getattr(function, "__qualname__", repr(function)))
+    return torch_name(function) or str(getattr(function, "__qualname__", repr(function)))
 
 
 def sharded_arguments(args: Sequence[Any], kwargs: dict[str, Any], kind: type) -> list[Any]:
