@@ -36,11 +36,12 @@ _WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 
 
 class _Place(NamedTuple):
-    """Where a saved box begins, and what its elements are."""
+    """Where a saved box begins, what its elements are, and how many may be looked at at a time."""
 
     file: int
     start: int
     dtype: torch.dtype
+    most: int
 
 
 class Reader:
@@ -65,14 +66,17 @@ class Reader:
         Floating-point values are rounded to `via` on the way.
         """
         tensor = self.index.tensors[name]
-        is_plain = out.dtype == tensor.dtype and not _is_rounded(tensor.dtype, out, via)
+        is_rounded = _is_rounded(tensor.dtype, out, via)
+        is_plain = out.dtype == tensor.dtype and not is_rounded
+        copies = 1 if out.is_cpu and not is_rounded else 2  # one is made here on the way
+        most = self._window // (tensor.dtype.itemsize * copies)
         for part in self._parts_of(tensor, box):
             view = out if part.into is None else out[part.into]
             file, start = int(tensor.files[part.number]), int(tensor.starts[part.number])
             if is_plain and part.is_run and is_plain_memory(view):
                 self._read_run(file, start + part.region.first * tensor.dtype.itemsize, view)
             else:
-                self._copy(_Place(file, start, tensor.dtype), part.region, view, via)
+                self._copy(_Place(file, start, tensor.dtype, most), part.region, view, via)
         with self._lock:
             self.bytes_read += box.volume * tensor.dtype.itemsize  # saved boxes tile the tensor
 
@@ -109,9 +113,9 @@ class Reader:
         self, place: _Place, region: Region, out: torch.Tensor, via: torch.dtype | None
     ) -> None:
         """`out` becomes a region of a saved box. [Note: windows of a file]"""
-        most, span = self._window // place.dtype.itemsize, region.span
-        if span > most:
-            for box in region.windows(most):
+        span = region.span
+        if span > place.most:
+            for box in region.windows(place.most):
                 self._copy(place, region.at(box), out[box.slices()], via)
             return
         memory = self._mapped(place.file)
