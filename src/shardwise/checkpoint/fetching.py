@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardwise.checkpoint.reading import slices_in
+from shardwise.checkpoint.regions import overlapping, slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
@@ -107,7 +107,9 @@ def verify_pieces(reader: Reader, mosaics: Sequence[Mosaic], members: Communicat
         (window.name, number)
         for mosaic in mosaics
         for window in mosaic.windows
-        for number in reader.overlapping(window.name, window.source_of(window.into))
+        for number in overlapping(
+            reader.index.tensors[window.name].boxes, window.source_of(window.into)
+        )
     )
     pieces = list(touched)
     sizes = [reader.index.tensors[name].piece(number).nbytes for name, number in pieces]

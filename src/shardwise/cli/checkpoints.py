@@ -252,9 +252,12 @@ def convert(
         str | None, typer.Option(help="For tensors of floating point: bf16, float32, ...")
     ] = None,
     max_bytes: Annotated[
-        str, typer.Option(help="How much data may be in memory: 2GiB, 500MB.")
+        str, typer.Option(help="How much data each job may have in memory: 2GiB, 500MB.")
     ] = "256MiB",
-    jobs: _Jobs = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="How many processes write files at once, one a GiB at most."),
+    ] = 1,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out pickled objects of DCP.")
     ] = False,
