@@ -1,4 +1,13 @@
-"""Hypothesis profiles: `make test` tries 15 cases a property, `make test-long` a thousand."""
+"""One thread for torch, and hypothesis profiles.
+
+`make test` tries 15 cases a property, `make test-long` a thousand.
+"""
+
+import os
+
+# Before torch is loaded, here and in what tests start. Tests run side by side, on tensors of a few
+# elements: with more threads they spend most of their time waiting for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise._torch_compat import HashStore
 from shardwise.comm import watch
+from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AgreementError
 
 
@@ -60,3 +64,82 @@ def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:
         assert torch.equal(x.full_tensor(), torch.ones(6, 4))
 
     shardwise.run_local(run, 2)
+
+
+class Group:
+    """A rank's end of a group, of which nothing is asked but to close."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.is_closed = False
+
+    def recv(self, *message: object) -> Any:
+        self.is_closed = True
+        return SimpleNamespace(wait=lambda timeout: None)
+
+
+class Ranks:
+    """Three of them, which look when they are told to, and wait since a given time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(watch, "group_store", lambda group: group.store)
+        monkeypatch.setattr(watch, "_watch_over", lambda watch: None)
+        store, members = HashStore(), GroupRanks((0, 1, 2))
+        self.groups: list[Any] = [Group(store) for _ in members]
+        self.watches = [watch.Watch(self.groups[rank], members, rank) for rank in members]
+
+    def wait(self, rank: int) -> None:
+        self.watches[rank]._waits_since = self.now
+
+    def closed(self, now: float) -> list[int]:
+        """The ranks that have closed their connections once all have looked, and looked again."""
+        self.now = now
+        for one in self.watches * 2:
+            one.look()
+        return [rank for rank, group in enumerate(self.groups) if group.is_closed]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+def test_nobody_closes_while_a_rank_that_comes_late_may_be_sending(ranks: Ranks) -> None:
+    ranks.watches[1].tell(ValueError("rows"))
+    ranks.wait(0)
+    assert ranks.closed(0.8 * watch._PATIENCE) == []
+    ranks.wait(2)
+    assert ranks.closed(1.2 * watch._PATIENCE) == []  # rank 2 does not know yet
+    assert ranks.closed(1.9 * watch._PATIENCE) == [0, 2]
+
+
+def test_those_who_never_come_are_not_waited_for(ranks: Ranks) -> None:
+    ranks.watches[1].tell(ValueError("rows"))
+    ranks.wait(0)
+    assert ranks.closed(1.9 * watch._PATIENCE) == []
+    assert ranks.closed(2.0 * watch._PATIENCE) == [0]
+
+
+def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> None:
+    """It would hold it last: its end may take minutes, in which that thread looks nowhere."""
+    one, comes = ranks.watches[0], threading.Event()
+    waiting = threading.Thread(target=one.wait, args=[SimpleNamespace(wait=comes.wait)])
+    was_waiting = []
+
+    def check(keys: list[str]) -> bool:
+        comes.set()
+        waiting.join(0.2)
+        was_waiting.append(waiting.is_alive())
+        return False
+
+    ranks.groups[0].store = SimpleNamespace(check=check)
+    waiting.start()
+    while one._waits_since is None:
+        pass
+    ranks.now = watch._PATIENCE
+    one.look()
+    waiting.join()
+    assert was_waiting == [True, True, True]
+    assert one._waits_since is None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def told(words: list[str]) -> str:
     """What python prints with these words."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    environ = os.environ | {"TERM": "dumb"}
     done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,

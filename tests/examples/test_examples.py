@@ -18,7 +18,7 @@ def run(script: str, *options: str, num_ranks: int | None = None) -> str:
     """What the script prints on so many ranks of torchrun, or on none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     command = [sys.executable, *(launcher if num_ranks else []), str(EXAMPLES / script), *options]
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    environ = os.environ | {"TERM": "dumb"}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environ, check=False
     )

@@ -22,7 +22,7 @@ from tests.ops.op_table.trying import reference_of, try_call
 from shardwise.testing.op_check import layout_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TEXT = PAGE.read_text()
 ROWS = rows_of_page(TEXT)
@@ -33,15 +33,6 @@ pytestmark = pytest.mark.skipif(
     _MADE_WITH is None or _MADE_WITH[1] != torch.__version__.partition("+")[0],
     reason="the page is of another torch, which has other ops and samples",
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Every simulated rank would have torch's threads of its own, for tensors of a few elements."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _check(name: str, effort: Effort) -> None:

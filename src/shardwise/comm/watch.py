@@ -6,6 +6,10 @@ back when it comes to a later exchange. A rank that waits for longer than `_PATI
 notices of others, from a thread that does nothing else; if there is one, it closes its connections,
 which ends the wait, and raises with that notice. Nobody looks while nobody waits: if all ranks make
 the same mistake, all raise and the group stays as it was.
+
+It closes them once every other rank has raised or waits in vain too, or has not come for as long
+again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
+the wait for it does not end.
 """
 
 from __future__ import annotations
@@ -46,19 +50,22 @@ class Watch:
         self._has_notice = False
         self._is_watched = False
         self._waits_since: float | None = None
-        self._is_over = False
+        # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
+        # thread is never the last to hold a group, or its store, whose end may take minutes.
+        self._lock = threading.Lock()
 
     def tell(self, problem: BaseException) -> None:
         """Leaves a notice for ranks that wait for this one."""
         self._num_raised += 1
         self._has_notice = True
-        self._write(f"{self._num_raised} {type(problem).__name__}: {problem}"[:_LONGEST])
+        text = f"{self._num_raised} {type(problem).__name__}: {problem}"
+        self._write("raised", text[:_LONGEST])
 
     def comes(self) -> None:
         """This rank takes part in an exchange: what it told before is over."""
         if self._has_notice:
             self._has_notice = False
-            self._write("")
+            self._write("raised", "")
 
     def wait(self, work: dist.Work) -> None:
         """Waits for the message; raises if another rank has raised instead of sending it."""
@@ -72,7 +79,8 @@ class Watch:
             self.explain(error)
             raise
         finally:
-            self._waits_since = None
+            with self._lock:
+                self._waits_since = None
 
     def explain(self, error: RuntimeError) -> None:
         """Raises what another rank has told, if a connection broke because of that."""
@@ -87,36 +95,43 @@ class Watch:
 
     def look(self) -> None:
         """Ends a wait that is in vain. For the watching thread."""
-        since, group = self._waits_since, self._group()
-        if since is None or group is None or time.monotonic() - since < _PATIENCE or self._is_over:
-            return
-        if self._notice() is not None and self._waits_since == since:
-            self._is_over = True
-            for rank in self._ranks:
-                if rank != self._rank:
-                    with suppress(RuntimeError):  # gloo closes a connection when a wait times out
-                        never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), _TAG)
-                        never.wait(timedelta(milliseconds=1))
+        with self._lock:
+            since = self._waits_since
+            waited = 0.0 if since is None else time.monotonic() - since
+            if waited >= _PATIENCE and self._notice() is not None:
+                self._write("waits", "in vain")
+                if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
+                    self._close()
+
+    def _close(self) -> None:
+        group = self._group()
+        for rank in self._ranks:
+            if group is not None and rank != self._rank:
+                with suppress(RuntimeError):  # gloo closes a connection when a wait times out
+                    never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), _TAG)
+                    never.wait(timedelta(milliseconds=1))
 
     def _notice(self) -> str | None:
-        """What another rank has told that raised more often than this one.
+        """What another rank has told that raised more often than this one."""
+        return next(filter(None, map(self._notice_of, self._ranks)), None)
 
-        What all ranks have raised together is over for all of them.
-        """
-        for rank in self._ranks:
-            count, _, text = self._read(rank).partition(" ")
-            if rank != self._rank and count and int(count) > self._num_raised:
-                return f"[rank {rank}] {text}"
-        return None
+    def _notice_of(self, rank: int) -> str | None:
+        # What all ranks have raised together is over for all of them.
+        count, _, text = self._read("raised", rank).partition(" ")
+        is_news = rank != self._rank and count and int(count) > self._num_raised
+        return f"[rank {rank}] {text}" if is_news else None
 
-    def _write(self, text: str) -> None:
+    def _is_over_for(self, rank: int) -> bool:
+        return bool(self._read("waits", rank)) or self._notice_of(rank) is not None
+
+    def _write(self, what: str, text: str) -> None:
         group = self._group()
         with suppress(RuntimeError, LookupError, ValueError):  # the store, or the group, is gone
             if group is not None:
-                group_store(group).set(f"shardwise/raised/{self._rank}", text)
+                group_store(group).set(f"shardwise/{what}/{self._rank}", text)
 
-    def _read(self, rank: int) -> str:
-        group, key = self._group(), f"shardwise/raised/{rank}"
+    def _read(self, what: str, rank: int) -> str:
+        group, key = self._group(), f"shardwise/{what}/{rank}"
         with suppress(RuntimeError, LookupError, ValueError):
             if group is not None and (store := group_store(group)).check([key]):
                 return store.get(key).decode(errors="replace")
