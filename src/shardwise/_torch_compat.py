@@ -1,4 +1,4 @@
-"""Every private name of torch that shardwise uses, and nothing else.
+"""Every private name of torch that shardwise uses, and what differs between its versions.
 
 Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to change.
 """
@@ -81,13 +81,14 @@ __all__ = [
 
 remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
-# torch 2.13 has new names for these, and warns of the old ones.
-_dist: Any = dist
 tracing_state: Any = torch._C._get_tracing_state  # None unless torch.jit traces
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
-# By its name in this version of torch.
+
+# torch 2.13 has new names for the next two, and warns of the old ones.
+_dist: Any = dist
+# An all-gather of flat tensors, by its name in this version of torch.
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
-# The same for this one.
+# A reduce-scatter of flat tensors, likewise.
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 

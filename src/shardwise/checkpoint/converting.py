@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardwise.checkpoint.mapping import Mosaic, Source
+    from shardwise.checkpoint.mapping import Source
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.placing import PlacedPiece, Placing
     from shardwise.geometry import Box
     from shardwise.geometry.box import Ints

@@ -16,7 +16,6 @@ from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
-from shardwise.comm.ranks import ranks_text
 from shardwise.comm.reducing import fill_identity, rescale
 from shardwise.errors import CheckpointError
 from shardwise.geometry.splits import flat_range_boxes
@@ -25,11 +24,12 @@ from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.transfer import plan_reshard
 from shardwise.transfer.program import Scale
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.reading import Reader
     from shardwise.checkpoint.sharing import Range
     from shardwise.comm.communicator import Communicator

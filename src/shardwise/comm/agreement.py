@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
-from shardwise.comm.ranks import ranks_text
 from shardwise.comm.tracing import recorded
 from shardwise.errors import AbsentRanksError, AgreementError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

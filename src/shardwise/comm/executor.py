@@ -24,6 +24,7 @@ from shardwise.comm.communicator import Flight
 from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
+from shardwise.comm.pages import new_tensor
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
@@ -335,7 +336,7 @@ def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Ten
     if len(message.parts) == 1:
         part = message.parts[0]
         return loads[part.tensor].room(part.shape, wire)
-    return torch.empty(message.nbytes, dtype=torch.uint8, device=wire)
+    return new_tensor((message.nbytes,), torch.uint8, wire)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

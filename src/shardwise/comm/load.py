@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
+from shardwise.comm.pages import new_like, new_tensor, packed
 from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ class Load:
 
     def packed(self, place: Place) -> torch.Tensor:
         """A message of the box there."""
-        return self.at(place).contiguous()
+        return packed(self.at(place))
 
     def room(self, shape: tuple[int, ...], wire: torch.device) -> torch.Tensor:
         """Memory for a message of one box."""
-        return torch.empty(shape, dtype=self.dtype, device=wire)
+        return new_tensor(shape, self.dtype, wire)
 
 
 def new_tensors(
@@ -94,8 +95,8 @@ def new_tensors(
     """
     sizes = list(map(math.prod, shapes))
     if len(sizes) < 2 or any([size * dtype.itemsize % _ALIGNMENT for size in sizes[:-1]]):
-        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-    parts = torch.empty(sum(sizes), dtype=dtype, device=device).split(sizes)
+        return [new_tensor(shape, dtype, device) for shape in shapes]
+    parts = new_tensor((sum(sizes),), dtype, device).split(sizes)
     # Detached, they are no views to autograd, and still count what is written into any of them.
     return [part.view(shape).detach() for part, shape in zip(parts, shapes, strict=True)]
 
@@ -159,7 +160,7 @@ def new_outputs(
     """Outputs for shards that are as usual."""
     shapes = known.shapes.target
     if shards and len(shapes) == 1:  # whose dtype and device it gets, quicker than to say it
-        return [shards[0].new_empty(shapes[0])]
+        return [new_like(shards[0], shapes[0])]
     dtype = shards[0].dtype if shards else known.usual_dtype
     assert dtype is not None
     return new_tensors(shapes, dtype, wire)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store, start_all_gather
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AbsentRanksError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     import torch.distributed as dist

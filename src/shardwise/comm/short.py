@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
 
 if TYPE_CHECKING:
@@ -139,11 +140,11 @@ def _run_round(
 ) -> None:
     landings: list[torch.Tensor] = []
     for peer, shape, spot, is_direct in round_.receives:
-        landing = _at(spot, held) if spot is not None and is_direct else held[1][0].new_empty(shape)
+        landing = _at(spot, held) if spot is not None and is_direct else new_like(held[1][0], shape)
         landings.append(landing)
         flight.receive(peer, landing)
     for peer, spot in round_.sends:
-        flight.send(peer, _at(spot, held).contiguous())
+        flight.send(peer, packed(_at(spot, held)))
     flight.launch()
     for target, source in round_.copies:
         _at(target, held).copy_(_at(source, held))

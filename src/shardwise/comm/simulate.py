@@ -20,10 +20,11 @@ import torch
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
-from shardwise.comm.ranks import GroupRanks, ranks_text
+from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
 from shardwise.errors import AbsentRanksError, RankFailure
 from shardwise.transfer.program import Scale
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

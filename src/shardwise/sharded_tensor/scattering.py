@@ -10,7 +10,8 @@ import torch
 from shardwise.arguments import whole_number
 from shardwise.comm.differentiable import Exchange, carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
-from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.errors import ArgumentTypeError
+from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
@@ -65,7 +66,7 @@ def is_source(members: Communicator, src_rank: int | None) -> bool:
 
 
 def checked_full(
-    tensor: object,
+    given: object,
     spec: object,
     members: Communicator,
     *,
@@ -74,17 +75,15 @@ def checked_full(
 ) -> Full:
     """The tensor and the spec, unless they do not fit; `name` is the tensor's, in messages."""
     has_data = is_source(members, src_rank)
-    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):
-        raise ArgumentTypeError(
-            f"{name}, which is to be distributed",
-            rank=members.rank,
-            expected="a plain torch.Tensor",
-            got=type(tensor).__name__,
-            fix="A ShardedTensor is resharded: shardwise.reshard(st, spec)."
-            if isinstance(tensor, ShardedTensor)
-            else None,
-        )
-    _check_memory(tensor, name, members.rank, has_data=has_data)
+    tensor = checked_plain(
+        given,
+        f"{name}, which is to be distributed",
+        members.rank,
+        fix="A ShardedTensor is resharded: shardwise.reshard(st, spec).",
+    )
+    check_strided(tensor, members.rank, what=name)
+    if has_data:
+        check_contiguous(tensor, name, members.rank)
     if not isinstance(spec, ShardingSpec):
         raise ArgumentTypeError(
             "sharding_spec",
@@ -98,22 +97,6 @@ def checked_full(
     if tensor.requires_grad:
         check_requires_grad(layout, tensor.dtype, members.rank)
     return Full(tensor, spec, layout, spec.local_devices(shape, members.rank))
-
-
-def _check_memory(tensor: torch.Tensor, name: str, rank: int, *, has_data: bool) -> None:
-    if tensor.layout != torch.strided:
-        raise ArgumentValueError(
-            f"{name}: Only torch.strided layout is currently supported",
-            rank=rank,
-            got=tensor.layout,
-        )
-    if has_data and not tensor.is_contiguous():
-        raise ArgumentValueError(
-            f"{name} is not a contiguous Tensor",
-            rank=rank,
-            got=f"strides {tensor.stride()} for shape {tuple(tensor.shape)}",
-            fix="Pass tensor.contiguous().",
-        )
 
 
 def scatter(
