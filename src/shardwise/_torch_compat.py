@@ -57,6 +57,7 @@ __all__ = [
     "gradient_hooks",
     "group_store",
     "has_default_shard_order",
+    "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
     "is_written_for_hugging_face",
@@ -135,6 +136,11 @@ def checkpointed_runs() -> list[CheckpointedRun]:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
 _push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def has_saving_hooks() -> bool:
+    """Whether what autograd saves goes through hooks, as those of checkpointing."""
+    return _top_hooks(True) is not None
 
 
 def _run_of(pack: Any) -> CheckpointedRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from shardwise.transfer.program import Place
 
 __all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "new_tensors", "usual_load"]
+
+
+_ALIGNMENT = 64  # bytes
 
 
 class Transfer(NamedTuple):
@@ -83,8 +87,18 @@ class Load:
 def new_tensors(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Tensors of these shapes, with whatever was in their memory."""
-    return [new_tensor(shape, dtype, device) for shape in shapes]
+    """Tensors of these shapes, with whatever was in their memory.
+
+    Pieces of one tensor follow each other in memory, so that a product with all of them needs no
+    copy of them ([Note: stacked pieces] in `ops/stacking.py`), if all start where torch has tensors
+    start.
+    """
+    sizes = list(map(math.prod, shapes))
+    if len(sizes) < 2 or any([size * dtype.itemsize % _ALIGNMENT for size in sizes[:-1]]):
+        return [new_tensor(shape, dtype, device) for shape in shapes]
+    parts = new_tensor((sum(sizes),), dtype, device).split(sizes)
+    # Detached, they are no views to autograd, and still count what is written into any of them.
+    return [part.view(shape).detach() for part, shape in zip(parts, shapes, strict=True)]
 
 
 def load_of(transfer: Transfer, members: Communicator) -> Load:
@@ -144,10 +158,12 @@ def new_outputs(
     known: RankPlan, shards: Sequence[torch.Tensor], wire: torch.device
 ) -> list[torch.Tensor]:
     """Outputs for shards that are as usual."""
-    if shards:  # whose dtype and device they get, which is quicker than to say it
-        return [new_like(shards[0], shape) for shape in known.shapes.target]
-    assert known.usual_dtype is not None
-    return new_tensors(known.shapes.target, known.usual_dtype, wire)
+    shapes = known.shapes.target
+    if shards and len(shapes) == 1:  # whose dtype and device it gets, quicker than to say it
+        return [new_like(shards[0], shapes[0])]
+    dtype = shards[0].dtype if shards else known.usual_dtype
+    assert dtype is not None
+    return new_tensors(shapes, dtype, wire)
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

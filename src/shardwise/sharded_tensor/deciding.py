@@ -35,8 +35,9 @@ class Known(NamedTuple):
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
     slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
-    # Of a quick call: positions of the arguments whose gradients are summed or moved, and by what.
-    entering: tuple[tuple[int, Exchange], ...] = ()
+    # Of a quick call: operands whose gradients are summed or moved, which arguments they are, and
+    # by what.
+    entering: tuple[tuple[int, int, Exchange], ...] = ()
     makes_quickly: bool = False  # whether it is quick, and gives a new tensor
     is_view: bool = False  # the decision's
     output: Any = None  # the layout of the decision's first
@@ -119,14 +120,15 @@ def _entering(
     slots: Sequence[tuple[Any, ...]],
     members: Communicator,
     device: torch.device,
-) -> tuple[tuple[int, Exchange], ...]:
+) -> tuple[tuple[int, int, Exchange], ...]:
     """The quick way with gradients: here nothing moves on the way there."""
     return tuple(
         (
+            number,
             slot[0],
             exchange_of(operand.layout, need.layout, (device,), (device,), members, work=need.work),
         )
-        for (operand, need), slot in zip(pairs, slots, strict=True)
+        for number, ((operand, need), slot) in enumerate(zip(pairs, slots, strict=True))
         if _enters(operand, need)
     )
 

@@ -28,6 +28,7 @@ from shardwise.sharded_tensor.carrying_out import run_pieces
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
 from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
 from shardwise.sharded_tensor.distributing import digest
+from shardwise.sharded_tensor.entering_once import enter_once
 from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
@@ -115,7 +116,7 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                     known = members.decisions.get(tuple(key))
                 if known is not None and known.makes_quickly:
                     if known.entering:
-                        _enter(known.entering, here)
+                        _enter(known.entering, here, found)
                     local = known.local
                     piece = func(*here) if local is None else local(here[0])
                     if piece is here[0]:
@@ -219,7 +220,7 @@ def _carry_out(
             return run_pieces(known, decision, func, args, kwargs, found)
     if known.entering:
         with doing(function_name(func)) if TRACES else _NOTHING:
-            _enter(known.entering, here)
+            _enter(known.entering, here, found)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
@@ -249,18 +250,23 @@ def _is_apart(one: Found, first: State) -> TypeGuard[State]:
     return isinstance(one, State) and one.members is not first.members
 
 
-def _enter(entering: Sequence[tuple[int, Exchange]], here: list[Any]) -> None:
+def _enter(
+    entering: Sequence[tuple[int, int, Exchange]], here: list[Any], found: Sequence[Found]
+) -> None:
     """Puts operands in place of which others have to stand, for the sake of their gradients."""
     if not torch.is_grad_enabled():
         return
-    for place, job in entering:
-        piece = here[place]
+    for number, place, job in entering:
+        piece, operand = here[place], found[number]
         if not piece.requires_grad:
             continue
         if job.source_devices[0] != piece.device:
             device = (piece.device,)
             job = replace(job, source_devices=device, target_devices=device)
-        (here[place],) = exchange(job, (piece,))
+        if isinstance(operand, State):
+            (here[place],) = enter_once(operand, job)
+        else:
+            (here[place],) = exchange(job, (piece,))
 
 
 def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) -> Any:

@@ -91,6 +91,7 @@ class State:
     is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
     converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
+    entered: Any = None  # `Entered`: the carriers as they have entered work
 
     def __init__(
         self,
@@ -214,6 +215,7 @@ _LEFT_BEHIND = frozenset(
         "beside",
         "reshaped_from",
         "shown_grad",
+        "entered",
     }
 )
 
