@@ -156,7 +156,7 @@ def _digest(what: str, values: Mapping[str, object], problem: Exception | None) 
     for name in sorted(values):
         texts += name, identity(values[name])
     # With their lengths, so that no two lists of texts run together into the same bytes.
-    joined = "".join(f"{len(text)}:{text}" for text in texts)
+    joined = "".join([f"{len(text)}:{text}" for text in texts])
     return hashlib.blake2b(
         joined.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES
     ).digest()

@@ -263,7 +263,7 @@ def transfer_of(
             for shape, device in zip(shapes, devices, strict=True)
         ]
     device: torch.device | None = home_of(job, carriers)
-    if out is not None or (shards and shards[0].device == device):
+    if out is not None or device == (shards[0].device if shards else job.members.wire_device):
         device = None  # which says the same, and takes the short way
     return Transfer(plan, shards, out, dtype, device, name)
 
