@@ -384,7 +384,7 @@ def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
             is_past = _grad_fn(self) is not None or _grad_fn(other) is not None
         if is_past or a.is_special or b.is_special or func in CUSTOM or func in CUSTOM_FUNCTIONS:
             return ask_torch(self, other)
-        spec = a.spec if known.like == 0 else b.spec
+        spec = None if known.like is None else (a, b)[known.like].spec
         return wrap(State(known.output, (func(x, y),), a.rank, members, spec, a.process_group))
 
     operate.__name__ = name
