@@ -60,6 +60,7 @@ __all__ = [
     "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
+    "is_tracing",
     "is_written_for_hugging_face",
     "mesh_placement_types",
     "parse_to",
@@ -73,7 +74,6 @@ __all__ = [
     "swap_impl",
     "torch_name",
     "torch_sharded_tensor_types",
-    "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
@@ -82,7 +82,7 @@ __all__ = [
 
 remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
-tracing_state: Any = torch._C._get_tracing_state  # None unless torch.jit traces
+is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 
 # torch 2.13 has new names for the next two, and warns of the old ones.
@@ -99,7 +99,7 @@ def active_transform() -> str | None:
         return "torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode AD"
-    return None if tracing_state() is None else "torch.jit.trace"
+    return "torch.jit.trace" if is_tracing() else None
 
 
 class CheckpointedRun(NamedTuple):

@@ -6,7 +6,7 @@ The order is: a user's `custom_sharded_op_impl`, the spec's `custom_sharding_spe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ __all__ = [
     "HANDLERS",
     "OUTER",
     "RUNNERS",
+    "Runner",
     "_sharded_op_impl",
     "call_plain",
     "custom_sharded_op_impl",
@@ -33,9 +34,25 @@ __all__ = [
 
 Handler = TypeVar("Handler", bound="Callable[..., Any]")
 
+
+class Runner(Protocol):
+    """What a torch function with a rule does on these arguments.
+
+    `ask_torch` is given where torch was not asked yet: what is not known is its.
+    """
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ask_torch: Callable[..., Any] | None = None,
+        /,
+    ) -> Any: ...
+
+
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
-RUNNERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}  # of rules
+RUNNERS: dict[Any, Runner] = {}  # of rules
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 
