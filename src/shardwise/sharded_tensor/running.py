@@ -388,6 +388,7 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
         runner = RUNNERS.get(func)
         if (
             kwargs
+            or _Tensor in map(type, args)  # a plain tensor is never known
             or runner is None
             or _has_modes()
             or functorch_stack() is not None  # as `active_transform` says, without the call

@@ -367,8 +367,7 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        runner = RUNNERS.get(func)
-        if runner is None and func in OUTER:
+        if func in OUTER:
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
         is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
@@ -378,6 +377,7 @@ class ShardedTensor(ShardedTensorBase):
             from shardwise.sharded_tensor.out_argument import compute_into
 
             return compute_into(func, args, kwargs)
+        runner = RUNNERS.get(func)
         # As `active_transform` says, without the call.
         if functorch_stack() is not None or forward_ad._current_level >= 0 or is_tracing():
             raise _transformed(func, active_transform())
