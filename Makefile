@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BENCHMARKS := tiling planning reshard create random_fill ops train checkpoint_planning checkpoint
 
+# Tests start many processes, each of which would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo tour test test-long lint docs package bench op-table clean
 
 help: ## this list
@@ -24,7 +27,8 @@ demo: $(READY) ## shard, train, reshard, save, resume and convert a small GPT on
 tour: $(READY) ## draw layouts of every kind, a plan, and a tensor that goes that way
 	@$(BIN)/python examples/tour.py
 
-test: lint docs ## everything CI checks: lint, types, layers, docs, tests
+test: $(READY) ## everything CI checks: lint, types, layers, docs, tests
+	@$(MAKE) --no-print-directory -j2 lint docs
 	$(BIN)/python -m pytest -n 2
 
 test-long: lint docs package ## all tests, with a thousand random cases a property

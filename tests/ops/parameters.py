@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,8 @@ SHAPES = ((5, 4), (6,), (2, 3, 2), ())
 WORLD_SIZE = 3
 
 
-def layouts(shape: tuple[int, ...], world_size: int) -> list[Layout]:
+@lru_cache
+def layouts(shape: tuple[int, ...], world_size: int) -> Sequence[Layout]:
     """Of every kind that parameters may have: nothing is pending."""
     found = [one for one in layout_kinds(shape, world_size=world_size).values() if not one.pending]
     if shape and world_size > 2:  # replica sets that overlap

@@ -9,6 +9,7 @@ and every local piece of every gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -262,6 +263,11 @@ def _split(
 
 def layout_kinds(shape: Shape, *, world_size: int = 4) -> dict[str, Layout]:
     """Layouts of every kind that fits, by name: uneven, empty, permuted, subgroup, ..."""
+    return dict(_layout_kinds(shape, world_size))
+
+
+@lru_cache(maxsize=1024)
+def _layout_kinds(shape: Shape, world_size: int) -> dict[str, Layout]:
     whole, last = Box.whole(shape), world_size - 1
     everybody = list(range(world_size))
     found = {
