@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 GPU = torch.device("cuda:0")
-ROWS = {"0.*": "chunk(0)", "2.weight": "chunk(1)"}
-UNEVEN = {"0.*": "chunk(0, sizes=[3, 5])", "2.weight": "chunk(0, sizes=[0, 4])"}
+ROWS = {"0.*": "chunk(0, device='cuda:0')", "2.weight": "chunk(1, device='cuda:0')"}
+UNEVEN = {
+    "0.*": "chunk(0, sizes=[3, 5], device='cuda:0')",
+    "2.weight": "chunk(0, sizes=[0, 4], device='cuda:0')",
+}
 KINDS = {
     "half": torch.arange(60.0).view(12, 5).to(torch.bfloat16),
     "eight": torch.arange(40.0).view(8, 5).to(torch.float8_e4m3fn),
