@@ -403,6 +403,12 @@ def test_a_rank_that_died_between_calls_is_replaced() -> None:
     assert after[1] != killed
 
 
+def test_a_replaced_rank_finds_the_package_imported() -> None:
+    with pytest.raises(RankFailure, match="division by zero"):
+        run_local(lambda rank: 1 / 0, 1)
+    assert run_local(lambda rank: "shardwise.modules" in sys.modules, 1) == [True]
+
+
 def test_an_interrupt_ends_the_busy_ranks_and_reaches_the_caller() -> None:
     def interrupt(rank: int, caller: int) -> None:
         if rank == 0:

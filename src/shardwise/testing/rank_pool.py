@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Exited", "RankHandle", "RankPool", "is_rank_process", "stacks_of"]
 
 _NAME = "shardwise rank"
+_PRELOADED = ("shardwise.sharded_tensor", "shardwise.modules")  # what most functions need
 _START_LIMIT = 120.0  # torch's first import, from a cold disk
 _END_LIMIT = 5.0
 _SERVER_PAUSE = 0.2  # for a fork server that died to be seen as dead
@@ -124,9 +125,9 @@ def is_rank_process() -> bool:
 class RankPool:
     """Rank processes of one caller, started when first needed and kept for later calls.
 
-    They are forked from a server that has torch imported, so that the first call pays for the
-    import and a replaced rank costs milliseconds. They are not daemonic, which would forbid a
-    rank to have children (a DataLoader's workers); see `end_with_parent` for how they end.
+    They are forked from a server that has torch and this package imported, so that the first call
+    pays for the import and a replaced rank costs milliseconds. They are not daemonic, which would
+    forbid a rank to have children (a DataLoader's workers); see `end_with_parent` for how they end.
     """
 
     def __init__(self, start_method: Literal["forkserver", "spawn"]) -> None:
@@ -196,7 +197,7 @@ def _context(
     # processes find torch imported, and if it came first, ours find what it preloaded instead
     # (then each rank imports torch itself).
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", serve.__module__])
+    context.set_forkserver_preload(["torch", "torch.distributed", serve.__module__, *_PRELOADED])
     return context
 
 
