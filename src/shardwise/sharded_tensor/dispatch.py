@@ -78,6 +78,7 @@ def custom_sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Hand
     >>> @custom_sharded_op_impl(torch.nn.functional.hardswish)
     ... def hardswish(types, args, kwargs, process_group):
     ...     return args[0]
+    >>> del CUSTOM[torch.nn.functional.hardswish]  # here, where it is but an example
     """
 
     def register(implementation: Handler) -> Handler:
