@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees on
 from benchmarks.harness import Case, System
 from benchmarks.report import Report, parse_options
 from shardwise.checkpoint.headers import header_of
-from shardwise.checkpoint.index import encode_index
+from shardwise.checkpoint.index_file import encode_index
 from shardwise.checkpoint.placing import Placing, Wanted, place
 from shardwise.checkpoint.reporting import index_of, report_of
 from shardwise.geometry import Box, Layout

@@ -1,4 +1,4 @@
-"""Every private name of torch that shardwise uses, and nothing else.
+"""Every private name of torch that shardwise uses, and what differs between its versions.
 
 Supported: torch 2.11 to 2.13. When a release moves a name, this is the file to change.
 """
@@ -57,8 +57,10 @@ __all__ = [
     "gradient_hooks",
     "group_store",
     "has_default_shard_order",
+    "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
+    "is_tracing",
     "is_written_for_hugging_face",
     "mesh_placement_types",
     "parse_to",
@@ -70,8 +72,8 @@ __all__ = [
     "start_all_gather",
     "storage_key",
     "swap_impl",
+    "torch_name",
     "torch_sharded_tensor_types",
-    "tracing_state",
     "tree_leaves",
     "tree_map",
     "unbind_copy",
@@ -80,13 +82,14 @@ __all__ = [
 
 remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
-# torch 2.13 has new names for these, and warns of the old ones.
-_dist: Any = dist
-tracing_state: Any = torch._C._get_tracing_state  # None unless torch.jit traces
+is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
-# By its name in this version of torch.
+
+# torch 2.13 has new names for the next two, and warns of the old ones.
+_dist: Any = dist
+# An all-gather of flat tensors, by its name in this version of torch.
 all_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
-# The same for this one.
+# A reduce-scatter of flat tensors, likewise.
 reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
@@ -96,7 +99,7 @@ def active_transform() -> str | None:
         return "torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode AD"
-    return None if tracing_state() is None else "torch.jit.trace"
+    return "torch.jit.trace" if is_tracing() else None
 
 
 class CheckpointedRun(NamedTuple):
@@ -133,6 +136,11 @@ def checkpointed_runs() -> list[CheckpointedRun]:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
 _push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def has_saving_hooks() -> bool:
+    """Whether what autograd saves goes through hooks, as those of checkpointing."""
+    return _top_hooks(True) is not None
 
 
 def _run_of(pack: Any) -> CheckpointedRun | None:
@@ -275,6 +283,25 @@ class RandomMarks:
         for generator, state in moved:
             generator.set_state(state)
         return bool(moved)
+
+
+def torch_name(function: Any) -> str | None:
+    """What people call a function of torch; None for all others.
+
+    As `torch.overrides.resolve_name`, which changes the filters of warnings for each question, by
+    which Python forgets what it has warned of already.
+    """
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(function)
+    try:
+        found: str | None = torch.overrides._get_overridable_functions()[1].get(function)
+    except TypeError:  # a callable that has no hash
+        return None
+    own = getattr(function, "__name__", "")
+    # Of functions that share their C code, such as mm and spmm, torch's table knows the last.
+    if found and not found.endswith(f".{own}") and getattr(torch, own, None) == function:
+        return f"torch.{own}"
+    return found
 
 
 class MeshPlacementTypes(NamedTuple):

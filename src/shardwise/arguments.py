@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.words import shortened
 
 __all__ = ["is_whole_number", "items", "path", "real_number", "whole_number", "whole_numbers"]
 
@@ -31,8 +32,8 @@ def whole_number(value: object, what: str, *, least: int | None = 0) -> int:
     return number
 
 
-def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ...]:
-    """`values` as a tuple of ints; raises an error about `what` if one is none or below `least`."""
+def whole_numbers(values: object, what: str) -> tuple[int, ...]:
+    """`values` as a tuple of ints; raises an error about `what` if one is none or below 0."""
     listed = items(values, what, of="whole numbers")
     numbers = listed
     if set(map(type, listed)) - {int}:  # numpy's or torch's, or wrong
@@ -40,8 +41,8 @@ def whole_numbers(values: object, what: str, *, least: int = 0) -> tuple[int, ..
     found = tuple(number for number in numbers if number is not None)
     if len(found) != len(numbers):
         raise ArgumentTypeError(what, expected="whole numbers", got=_shown(values))
-    if min(found, default=least) < least:
-        raise ArgumentValueError(what, expected=f"numbers >= {least}", got=_shown(found))
+    if min(found, default=0) < 0:
+        raise ArgumentValueError(what, expected="numbers >= 0", got=_shown(found))
     return found
 
 
@@ -82,5 +83,4 @@ def _index(value: object) -> int | None:
 
 def _shown(value: object) -> str:
     """Type and value, of which long ones are cut."""
-    text = repr(value)
-    return f"{type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
+    return f"{type(value).__name__}: {shortened(repr(value))}"

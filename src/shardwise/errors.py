@@ -31,8 +31,8 @@ ShardwiseError
 ├── AbsentRanksError     RuntimeError    ranks that did not come to an exchange in time
 └── RankFailure          RuntimeError    a rank of `run_local` raised, died or hung
 
-Each is also the ValueError, TypeError, RuntimeError, IndexError, AttributeError or ImportError that
-torch raises in its place, so `except` clauses survive the change of prefix.
+Each is also the built-in exception beside it, the one that torch raises in its place, so `except`
+clauses survive the change of prefix.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from shardwise._torch_compat import tree_leaves
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.comm.process_group import communicator
-from shardwise.errors import ArgumentTypeError, OpError
+from shardwise.errors import OpError
 from shardwise.placement import placement_at
+from shardwise.sharded_tensor.plain_tensors import checked_plain
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, each_tensor, wrap
 from shardwise.sharded_tensor.to_layout import reshard
@@ -47,7 +48,7 @@ class _PartialTensor(ShardedTensor):
         reduce_op: Any = ReduceOp.SUM,
     ) -> _PartialTensor:
         members = communicator(process_group)
-        _check_local(local_shard, members.rank)
+        checked_plain(local_shard, "local_shard of _PartialTensor", members.rank)
         name = parse_reduce_op(reduce_op, "_PartialTensor")
         if local_shard.requires_grad and name not in ("sum", "avg"):
             raise OpError(
@@ -102,16 +103,6 @@ class _PartialTensor(ShardedTensor):
         result = super().__torch_function__(func, types, args, kwargs)
         first = next(arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, _PartialTensor))
         return each_tensor(lambda value: _partial(value, first), result)
-
-
-def _check_local(local_shard: object, rank: int) -> None:
-    if not isinstance(local_shard, torch.Tensor) or isinstance(local_shard, ShardedTensor):
-        raise ArgumentTypeError(
-            "local_shard of _PartialTensor",
-            rank=rank,
-            expected="a plain torch.Tensor",
-            got=type(local_shard).__name__,
-        )
 
 
 def _partial(value: ShardedTensor, like: _PartialTensor) -> ShardedTensor:

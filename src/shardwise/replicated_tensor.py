@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError
 from shardwise.sharded_tensor.distributing import as_replicated, digest
 from shardwise.sharded_tensor.resharding import replicated_layout, replicated_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, each_tensor, wrap
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.saved import write_checkpoint
 
 import shardwise
-from shardwise.checkpoint import fuse, load, load_index, load_safetensors, part, sharing
+from shardwise.checkpoint import fuse, load, load_index, load_safetensors, part, reading, sharing
 from shardwise.checkpoint.reading import Reader
 from shardwise.comm.simulate import simulate
 from shardwise.errors import CheckpointError, DamagedError, RankFailure
@@ -101,16 +101,15 @@ def test_a_tensor_of_any_layout_loads_into_any_other(
 def count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is really asked of the files: bytes of preads, and of mapped memory that is copied."""
     counted = [0]
-    pread, mapped = os.preadv, Reader._mapped
+    pread, tensor_on = os.preadv, reading._tensor_on
 
     def counting(handle: int, buffers: Any, at: int) -> int:
         done: int = pread(handle, buffers, at)
         counted[0] += done
         return done
 
-    def counting_map(self: Reader, *args: Any) -> torch.Tensor:
-        found = mapped(self, *args)
-        return found.as_subclass(_Counted)
+    def counting_map(*args: Any) -> torch.Tensor:
+        return tensor_on(*args).as_subclass(_Counted)
 
     class _Counted(torch.Tensor):
         @classmethod
@@ -124,7 +123,7 @@ def count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return out
 
     monkeypatch.setattr(os, "preadv", counting)
-    monkeypatch.setattr(Reader, "_mapped", counting_map)
+    monkeypatch.setattr(reading, "_tensor_on", counting_map)
     return counted
 
 

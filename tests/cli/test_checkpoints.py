@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.checkpoint.folders import model, save_dcp
 
 from shardwise.checkpoint import load_index, save
@@ -92,7 +92,21 @@ def test_convert_diff_and_verify_work_together(run: Run, saved: Path, tmp_path: 
     }
 
 
-def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
+def test_convert_takes_the_model_out_of_a_run(run: Run, tmp_path: Path) -> None:
+    state = {"model": {"x": torch.ones(2, 3)}, "x": torch.zeros(2), "step": 5}
+    save(state | {"models": {"y": torch.zeros(4)}}, tmp_path / "run")
+    done = run("convert", tmp_path / "run", tmp_path / "hf", "--only", "model")
+    assert done.status == 0, done.err
+    assert torch.equal(load_file(tmp_path / "hf" / "model.safetensors")["x"], torch.ones(2, 3))
+    told = json.loads(run("inspect", tmp_path / "hf", "--json").out)
+    assert (list(told["tensors"]), told["values"]) == (["x"], {})
+
+
+def test_a_damaged_checkpoint_is_status_1(
+    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved.parent)
+    monkeypatch.setenv("COLUMNS", "80")
     assert "sound" in run("verify", saved).out
     index = load_index(saved)
     piece = index.tensors["model.wave"].piece(0)
@@ -100,9 +114,10 @@ def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
     data = bytearray(file.read_bytes())
     data[piece.start] ^= 4
     file.write_bytes(data)
-    done = run("verify", saved)
+    done = run("verify", saved.name)
     assert done.status == 1
-    assert "'model.wave': box [0:6, 0:5] of 'model.wave' in file 'model.saf" in done.out
+    assert "  'model.wave': box [0:6, 0:5] of 'model.wave' in file" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
     told = json.loads(run("verify", saved, "--json").out)
     assert (told["sound"], [one["tensor"] for one in told["problems"]]) == (False, ["model.wave"])
     file.write_bytes(data[:-1])
@@ -120,6 +135,11 @@ def test_a_damaged_checkpoint_is_status_1(run: Run, saved: Path) -> None:
         (["convert", "{}/saved", "{}/out", "--max-bytes", "much"], "--max-bytes: expected a size"),
         (["convert", "{}/saved", "{}/out", "--dtype", "int8"], "--dtype: expected"),
         (["convert", "{}/saved", "{}/a/b/c"], "Make it first"),
+        (["convert", "{}/saved", "{}/saved"], "dst of convert: expected another path"),
+        (
+            ["convert", "{}/saved", "{}/out", "--only", "mdl"],
+            "key of the state: model, got 'mdl'",
+        ),
         (["convert", "{}/saved", "{}/out", "--plan", "{}/no.yaml"], "No such file"),
     ],
 )

@@ -111,6 +111,20 @@ def test_help_teaches_by_example(run: Run) -> None:
     assert run("--version").out.startswith("shardwise 0.")
 
 
+def test_a_path_that_cannot_be_used_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("demo", "--folder", tmp_path / "file")
+    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert done.err.endswith("file: File exists. Pass another path.\n")
+
+
+def test_the_command_alone_prints_its_help_and_no_more(run: Run) -> None:
+    done = run()
+    assert (done.status, done.err) == (2, "")
+    assert 'shardwise show --shape 8,6 --spec "grid([2, 2])"' in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
 def installed(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     return subprocess.run(
@@ -170,6 +184,6 @@ def test_a_half_choice_gets_one_line(run: Run, words: list[str], got: str) -> No
     done = run("show", *words)
     assert done.status == 2
     assert done.err.splitlines() == [
-        f"shardwise: shardwise show: expected --shape and --spec, or --checkpoint and --tensor, "
+        f"shardwise: show: expected --shape and --spec, or --checkpoint and --tensor, "
         f"got {got}. Examples: shardwise show --help"
     ]

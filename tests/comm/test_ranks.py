@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from shardwise.comm.ranks import GroupRanks, ranks_text
+from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -63,14 +63,6 @@ def test_members_pass_and_others_are_listed() -> None:
         "layout of 'w': Global rank 0 does not exist in input process group: expected only "
         "ranks of its group (ranks 1, 3), got ranks 0, 2. Name"
     )
-
-
-def test_long_lists_of_ranks_are_shortened() -> None:
-    assert ranks_text([5]) == "rank 5"
-    assert ranks_text(range(64)) == "ranks 0-63"
-    assert ranks_text([4, 3, 9]) == "ranks 3, 4, 9"
-    odd = ranks_text(range(1, 99, 2))
-    assert odd == "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 41 more"
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one() -> None:

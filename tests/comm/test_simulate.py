@@ -162,6 +162,13 @@ def test_ranks_that_meet_in_different_calls_are_told() -> None:
         simulate(differ, 2)
 
 
+def test_specs_without_ranks_are_for_the_simulated_ones() -> None:
+    shards = simulate(lambda rank: shardwise.chunk(0).layout((6, 2)).boxes_of(rank), 3).results
+    assert [boxes[0].start for boxes in shards] == [(0, 0), (2, 0), (4, 0)]
+    with pytest.raises(RuntimeError, match=r"the spec's ranks are not known.*run_local"):
+        shardwise.chunk(0)
+
+
 def test_settings_of_the_caller_hold_for_the_ranks() -> None:
     with shardwise.set_check("debug"):
         assert simulate(lambda rank: should_check(hot=True), 2).results == [True, True]

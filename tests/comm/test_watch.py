@@ -129,8 +129,13 @@ def test_those_who_never_come_are_not_waited_for(ranks: Ranks) -> None:
 
 def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> None:
     """It would hold it last: its end may take minutes, in which that thread looks nowhere."""
-    one, comes = ranks.watches[0], threading.Event()
-    waiting = threading.Thread(target=one.wait, args=[SimpleNamespace(wait=comes.wait)])
+    one, began, comes = ranks.watches[0], threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        comes.wait(60)
+
+    waiting = threading.Thread(target=one.wait, args=[[SimpleNamespace(wait=wait)]])
     was_waiting = []
 
     def check(keys: list[str]) -> bool:
@@ -141,8 +146,7 @@ def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> N
 
     ranks.groups[0].store = SimpleNamespace(check=check)
     waiting.start()
-    while one._waits_since is None:
-        pass
+    assert began.wait(60)
     ranks.now = watch._PATIENCE
     one.look()
     waiting.join()

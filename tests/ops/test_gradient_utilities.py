@@ -9,7 +9,6 @@ import torch
 from tests.ops.parameters import SHAPES, WORLD_SIZE, Pair, check_same, layouts, pairs, sharded
 
 import shardwise
-from shardwise.comm.process_group import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.sharded_tensor.tensor import ShardedTensor
 
@@ -36,10 +35,6 @@ def _check_grads(every: Sequence[Pair], what: str) -> None:
 
 def _both(every: Sequence[Pair], function: Callable[[list[torch.Tensor]], Any]) -> tuple[Any, Any]:
     return function([pair.given for pair in every]), function([pair.full for pair in every])
-
-
-def _num_messages() -> int:
-    return sum(communicator().traffic.messages.values())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("foreach", [None, True])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 import shardwise
 from shardwise import sharded_tensor
@@ -157,6 +158,53 @@ def test_tensors_of_a_users_subclass() -> None:
         found: list[Any] = [x * 2, x + x, torch.mul(x, 2), F.relu(x) * 2, x.clone().mul_(2)]
         for y in found:
             assert y.full_tensor().sum() == 144
+
+    simulate(on_rank, 2)
+
+
+class Seen(TorchFunctionMode):
+    """Notes the functions that torch asks it about."""
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func)
+        return func(*args, **kwargs or {})
+
+
+def test_methods_that_are_known_still_ask_modes_and_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_user(types: Any, args: Any, kwargs: Any, process_group: Any) -> str:
+        return "the user's"
+
+    def on_rank(_: int) -> Any:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        calls: list[Callable[[], Any]] = [lambda: x.sum(1), lambda: x * x, lambda: x[:, 1]]
+        for call in calls * 2:
+            call()
+        with Seen() as mode:
+            for call in calls:
+                call()
+        for func in (torch.Tensor.sum, torch.Tensor.mul, torch.Tensor.__getitem__):
+            assert func in mode.functions
+        with pytest.raises(OpError, match="under torch"):
+            torch.func.vmap(lambda one: (one, x.sum(1)))(torch.ones(3))
+        with pytest.raises(TypeError):
+            x.sum("no dim", 3, 4)
+        return x.sum(1)
+
+    assert isinstance(simulate(on_rank, 2).results[0], ShardedTensor)
+    monkeypatch.setitem(CUSTOM, torch.Tensor.sum, of_user)
+    assert simulate(lambda _: sharded_tensor.ones(ROWS, 4, 6).sum(1), 2).results[0] == "the user's"
+
+
+def test_a_sum_has_no_spec_of_an_operand_that_has_another_layout() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(COLUMNS, 2, 4, 1)
+        bias: Any = sharded_tensor.ones(ROWS, 4, 6)
+        for _turn in range(2):
+            y: Any = x + bias
+            assert y.sharding_spec().layout(y.shape) == y.shard_layout
 
     simulate(on_rank, 2)
 

@@ -107,7 +107,6 @@ NAMES = {
         "uniform_",
     ],
 }
-UNCALLED = {"MEM_FORMAT_ENCODING", "ShardedTensor", "ShardedTensorBase"}  # as functions
 METHODS = [
     "_init_from_local_shards",
     "_init_from_local_shards_and_global_metadata",

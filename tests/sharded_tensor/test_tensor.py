@@ -15,6 +15,7 @@ from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
+from shardwise.sharded_tensor.dispatch import function_name
 
 FULL = torch.arange(15.0).view(5, 3)
 
@@ -254,10 +255,17 @@ def test_tensors_change_dtype_and_device_in_place_of_their_ranks() -> None:
     shardwise.run_local(_moved, 2)
 
 
-def _without_rules(_: int) -> None:
+def _without_rules(rank: int) -> None:
     x = rows().requires_grad_()
-    with pytest.warns(UserWarning, match=r"torch.renorm gathers.*120 B"):
-        y = torch.renorm(x, 2, 0, 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            y = torch.renorm(x, 2, 0, 1.0)
+            y = y + x.new_ones(3)  # rules are asked in between
+    # Once for a line of code, and one rank tells it for all.
+    assert [str(one.message)[:20] for one in told] == ["torch.renorm gathers"] * (rank == 0)
+    assert all("120 B between ranks" in str(one.message) for one in told)
+    y = y - 1
     with shardwise.implicit_comm("allow"):
         (y * x + 1).sum().backward()
         full = FULL.clone().requires_grad_()
@@ -280,6 +288,13 @@ def _without_rules(_: int) -> None:
 
 def test_functions_without_a_rule_compute_on_the_full_tensor() -> None:
     shardwise.run_local(_without_rules, 3)
+
+
+def test_a_function_is_called_by_the_name_that_people_write() -> None:
+    assert function_name(torch.mm) == "torch.mm"  # of the same C code as torch.spmm
+    assert function_name(torch.Tensor.add) == "torch.Tensor.add"
+    assert function_name(torch.ops.aten.add) == "aten.add"
+    assert function_name([].append) == "list.append"
 
 
 def test_without_a_process_group_a_creating_call_says_what_to_do() -> None:

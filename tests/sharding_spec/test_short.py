@@ -51,7 +51,7 @@ def test_ranks_and_devices_can_be_given() -> None:
 
 @pytest.mark.parametrize("make", [shardwise.chunk, shardwise.block_cyclic])
 def test_without_a_process_group_the_error_says_what_to_do(make: Any) -> None:
-    with pytest.raises(NotInitializedError, match=r"Pass ranks=.*torchrun.*shardwise\.run_local"):
+    with pytest.raises(NotInitializedError, match=r"pass ranks=.*torchrun.*shardwise\.run_local"):
         make(0, 2)
 
 

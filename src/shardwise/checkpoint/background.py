@@ -111,11 +111,13 @@ class Background:
                 self._own = communicator(made)
         return self._own
 
-    def memory(self, nbytes: int) -> torch.Tensor:
-        """Memory for copies, the same at every save, which is faster than new memory."""
-        if len(self._memory) < nbytes:
+    def memory(self, nbytes: int, *, is_pinned: bool) -> torch.Tensor:
+        """Memory for copies, the same at every save, which is faster than new memory.
+
+        To pinned memory a GPU copies several times as fast.
+        """
+        if len(self._memory) < nbytes or (is_pinned and not self._memory.is_pinned()):
             self._memory = torch.empty(0, dtype=torch.uint8)  # let go before there is more
-            is_pinned = torch.cuda.is_available()  # to which a GPU copies several times as fast
             self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_pinned)
         return self._memory[:nbytes]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardwise.checkpoint.index import Index
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
 
 __all__ = ["blocks_of", "read_block", "read_mosaic"]
 

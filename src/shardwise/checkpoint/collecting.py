@@ -25,12 +25,12 @@ from shardwise.checkpoint.placing import Wanted
 from shardwise.checkpoint.writing import Staging
 from shardwise.comm.agreement import by_rank
 from shardwise.comm.checks import is_debugging
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError, CheckpointError
 from shardwise.geometry import Layout
 from shardwise.modules.state_trees import joined
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.words import dtype_name, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Described(NamedTuple):
     def __str__(self) -> str:
         what = f"plain {self.shape}" if self.layout is None else str(self.layout)
         values = f", values {self.checksum}" if self.checksum else ""
-        return f"{what} of {str(self.dtype).removeprefix('torch.')}{values}"
+        return f"{what} of {dtype_name(self.dtype)}{values}"
 
     @property
     def key(self) -> str:

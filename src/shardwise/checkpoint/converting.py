@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -24,6 +24,7 @@ from shardwise.checkpoint.dtypes import is_count
 from shardwise.checkpoint.finishing import commit, commit_index, told_by_system
 from shardwise.checkpoint.headers import header_of
 from shardwise.checkpoint.index import Index
+from shardwise.checkpoint.jobs import in_processes
 from shardwise.checkpoint.laying_out import as_plan, layouts_of, whole_in_files
 from shardwise.checkpoint.mapping import sources_of, targets_of
 from shardwise.checkpoint.opening import load_index
@@ -37,8 +38,10 @@ from shardwise.sharded_tensor.progress import bytes_bar
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-    from shardwise.checkpoint.mapping import Mosaic, Source
+    from shardwise.checkpoint.mapping import Source
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.placing import PlacedPiece, Placing
     from shardwise.geometry import Box
     from shardwise.geometry.box import Ints
@@ -46,10 +49,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Format", "convert"]
 
+Written = TypeVar("Written")
 Format = Literal["safetensors", "dcp"]  # what a checkpoint can be converted to
 _MOST_BYTES = 1 << 28
 _LARGEST_BLOCK = 1 << 26  # bytes: more at once is no faster
 _COPIES = 4  # of a block at once: pages of the file, what is read, what is cast, what is written
+_WORTH_A_JOB = 1 << 30  # bytes to write: to start a process takes as long, mostly for torch
 _HUGGING_FACE_FILE = 5 * 10**9  # bytes of a file of a folder, as transformers splits it
 
 
@@ -64,20 +69,25 @@ def convert(
     max_bytes: int = _MOST_BYTES,
     jobs: int = 1,
     strict: bool = True,
+    only: str | None = None,
     map: Mapping[str, str | Source | None] | None = None,
     progress: bool | None = None,
 ) -> Index:
-    """Writes a checkpoint anew as `world_size` ranks would save it; in one process, on the CPU.
+    """Writes a checkpoint anew as `world_size` ranks would save it; on the CPU.
 
     `plan` says how tensors are cut: specs by names, which may be patterns, or the file of a
     `ShardingPlan`; what it does not name is kept whole. Without a plan tensors are cut into rows;
     for one rank the result is a Hugging Face folder. `dtype` is for tensors of floating point,
-    others and an optimizer's counts of steps keep theirs. `map` renames and joins tensors as that
-    of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv": fuse("*.q",
-    "*.k", "*.v")}`, and None for those to be left out. About `max_bytes` of data are in memory,
-    however large the checkpoint is; `jobs` files are written at once. What cannot be read of a DCP
+    others and an optimizer's counts of steps keep theirs. `only="model"` takes what was saved under
+    that key of the state, by names without it, and nothing else. `map` renames and joins tensors as
+    that of `load` does, from new names to saved ones: `{"net.*": "model.*"}`, `{"*.qkv":
+    fuse("*.q", "*.k", "*.v")}`, and None for those to be left out. What cannot be read of a DCP
     checkpoint, pickled objects, is an error, or left out with `strict=False`. Nothing is at `dst`
     before all of it is.
+
+    Up to `jobs` processes write a file each at a time, as many as there are GiB to write: a process
+    takes time to start. About `max_bytes` of data are in the memory of each, however large the
+    checkpoint is. The files are the same for any number of jobs.
     """
     call = _Call.checked(to, world_size, dtype, max_bytes, jobs)
     index = src if isinstance(src, Index) else load_index(src)
@@ -88,8 +98,12 @@ def convert(
             got=why,
             fix="Pass strict=False (--skip-unreadable) to leave them out.",
         )
-    work = _planned(index, call, None if plan is None else as_plan(plan), map)
     target = Target.at(dst)
+    _check_not_itself(index, target)
+    if only is not None:
+        map = _only_under(only, index, map)
+        index = replace(index, structure={})  # without plain values
+    work = _planned(index, call, None if plan is None else as_plan(plan), map)
     target.check()
     target.check_nobody_saves()
     aside = Aside(target, secrets.token_hex(8))
@@ -106,6 +120,29 @@ def convert(
         aside.remove()  # also of what it has replaced
     target.remove_remains()
     return load_index(target.path)
+
+
+def _check_not_itself(index: Index, target: Target) -> None:
+    if target.path.resolve() == index.path.resolve():
+        raise ArgumentValueError(
+            "dst of convert",
+            expected="another path than that of the checkpoint, which would be gone",
+            got=str(target.path),
+        )
+
+
+def _only_under(key: str, index: Index, rules: object) -> dict[str, str | Source | None]:
+    """The map by which the tensors under a key of the state lose the key, and others are left."""
+    if rules is not None:
+        raise ArgumentValueError("only and map of convert", expected="one of them", got="both")
+    under = [name for name in index.tensors if name.startswith(f"{key}.")]
+    if not under:
+        keys = dict.fromkeys(name.partition(".")[0] for name in index.tensors)
+        raise ArgumentValueError(
+            "only of convert", expected=f"a key of the state: {', '.join(keys)}", got=repr(key)
+        )
+    left: dict[str, str | Source | None] = dict.fromkeys(index.tensors)
+    return left | {name.removeprefix(f"{key}."): name for name in under}
 
 
 # -- planning --------------------------------------------------------------------------------------
@@ -132,7 +169,7 @@ class _Call:
             )
         workers = whole_number(jobs, "jobs", least=1)
         limit = whole_number(max_bytes, "max_bytes", least=1)
-        block = max(1, min(limit // (_COPIES * workers), _LARGEST_BLOCK))
+        block = max(1, min(limit // _COPIES, _LARGEST_BLOCK))
         return cls(to, whole_number(world_size, "world_size", least=1), dtype, block, workers)
 
     def cast(self, dtype: torch.dtype) -> torch.dtype:
@@ -169,7 +206,23 @@ class _Work:
     def num_bytes(self) -> int:
         return sum(file.nbytes for file in self.placing.files)
 
-    def parts_of(self, piece: PlacedPiece) -> Iterator[tuple[Box, torch.Tensor]]:
+    def by_file(
+        self,
+        write: Callable[[_Work, Path, int, Callable[[int], None]], Written],
+        folder: Path,
+        advance: Callable[[int], None],
+    ) -> list[Written]:
+        """What `write` returns for each file of the placing; the order of work is by size."""
+        files = self.placing.files
+        jobs = min(self.call.jobs, max(self.num_bytes // _WORTH_A_JOB, 1))
+        order = sorted(range(len(files)), key=lambda number: -files[number].nbytes)
+        found = in_processes(partial(write, self, folder), order, jobs, advance)
+        done = dict(zip(order, found, strict=True))
+        return [done[number] for number in range(len(files))]
+
+    def parts_of(
+        self, piece: PlacedPiece, advance: Callable[[int], None]
+    ) -> Iterator[tuple[Box, torch.Tensor]]:
         """A piece in order, block by block, each with memory of its own."""
         made = self.tensors[piece.tensor.name]
         itemsize = max(made.saved_dtype.itemsize, made.dtype.itemsize)
@@ -178,6 +231,7 @@ class _Work:
                 yield box, torch.empty(box.shape, dtype=made.dtype)
             else:
                 yield box, read_mosaic(self.index, made.mosaic, box).to(made.dtype)
+                advance(box.volume * made.dtype.itemsize)
 
 
 def _planned(
@@ -249,9 +303,7 @@ def _ties(index: Index) -> dict[str, str]:
 
 def _write_safetensors(work: _Work, aside: Aside, advance: Callable[[int], None]) -> None:
     placing = work.placing
-    with ThreadPoolExecutor(work.call.jobs) as pool:
-        numbers = range(len(placing.files))
-        done = list(pool.map(lambda number: _write_file(work, number, aside, advance), numbers))
+    done = work.by_file(_write_file, aside.path, advance)
     reports: dict[int, Ints] = {}
     for rank in dict.fromkeys(file.rank for file in placing.files):
         mine = [one for file, one in zip(placing.files, done, strict=True) if file.rank == rank]
@@ -271,27 +323,24 @@ def _write_safetensors(work: _Work, aside: Aside, advance: Callable[[int], None]
 
 
 def _write_file(
-    work: _Work, number: int, aside: Aside, advance: Callable[[int], None]
+    work: _Work, folder: Path, number: int, advance: Callable[[int], None]
 ) -> tuple[int, list[int]]:
     """Writes one file; where its data begins, and the checksums of its boxes."""
     placing = work.placing
     pieces = tuple(placing.pieces_of(number))
     header = header_of(pieces, is_unsharded=placing.is_unsharded)
     checksums = []
-    with FileWriter(aside.path / placing.file_names[number], header) as writer:
+    with FileWriter(folder / placing.file_names[number], header) as writer:
         for piece in pieces:
-            checksums.append(writer.write_all(part for _, part in work.parts_of(piece)))
-            advance(piece.nbytes)
+            checksums.append(writer.write_all(part for _, part in work.parts_of(piece, advance)))
     return len(header), checksums
 
 
 def _write_dcp(work: _Work, aside: Aside, advance: Callable[[int], None]) -> None:
     placing = work.placing
     paths, values = leaves_of(work.structure)
-    with ThreadPoolExecutor(work.call.jobs) as pool:
-        numbers = range(len(placing.files))
-        done = pool.map(lambda number: _write_dcp_file(work, number, aside, advance), numbers)
-        written = [one for found in done for one in found]
+    done = work.by_file(_write_dcp_file, aside.path, advance)
+    written = [one for found in done for one in found]
     if values:
         name = dcp_file_name(0, sum(file.rank == 0 for file in placing.files))
         with DcpFile(aside.path / name) as file:
@@ -306,12 +355,11 @@ def _write_dcp(work: _Work, aside: Aside, advance: Callable[[int], None]) -> Non
 
 
 def _write_dcp_file(
-    work: _Work, number: int, aside: Aside, advance: Callable[[int], None]
+    work: _Work, folder: Path, number: int, advance: Callable[[int], None]
 ) -> list[WrittenBox]:
     placed = work.placing.files[number]
-    with DcpFile(aside.path / dcp_file_name(placed.rank, placed.number)) as file:
+    with DcpFile(folder / dcp_file_name(placed.rank, placed.number)) as file:
         for piece in work.placing.pieces_of(number):
-            for box, part in work.parts_of(piece):
+            for box, part in work.parts_of(piece, advance):
                 file.write(piece.tensor.name, box, part)
-            advance(piece.nbytes)
     return file.written

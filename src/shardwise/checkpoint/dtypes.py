@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwise.errors import CheckpointError, DamagedError
+from shardwise.words import dtype_name
 
 __all__ = ["code_of", "dtype_of", "is_count"]
 
@@ -35,10 +36,11 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 def code_of(dtype: torch.dtype, name: str) -> str:
     """The code of a dtype in safetensors files; raises about the tensor `name` if it has none."""
     if dtype not in _CODES:
+        known = ", ".join(map(dtype_name, _CODES))
         raise CheckpointError(
             f"{name!r}",
-            expected=f"a dtype that safetensors files can hold ({', '.join(map(_short, _CODES))})",
-            got=_short(dtype),
+            expected=f"a dtype that safetensors files can hold ({known})",
+            got=dtype_name(dtype),
             fix="Save it in another dtype, such as torch.view_as_real(tensor) of a complex one.",
         )
     return _CODES[dtype]
@@ -54,7 +56,3 @@ def dtype_of(code: object, name: str) -> torch.dtype:
 def is_count(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is an optimizer's count of steps, which no dtype may round."""
     return not shape and name.rpartition(".")[2] == "step"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

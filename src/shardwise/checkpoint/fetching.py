@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardwise.checkpoint.reading import slices_in
+from shardwise.checkpoint.regions import overlapping, slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
-from shardwise.comm.ranks import ranks_text
 from shardwise.comm.reducing import fill_identity, rescale
 from shardwise.errors import CheckpointError
 from shardwise.geometry.splits import flat_range_boxes
@@ -25,11 +24,12 @@ from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.transfer import plan_reshard
 from shardwise.transfer.program import Scale
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.reading import Reader
     from shardwise.checkpoint.sharing import Range
     from shardwise.comm.communicator import Communicator
@@ -107,7 +107,9 @@ def verify_pieces(reader: Reader, mosaics: Sequence[Mosaic], members: Communicat
         (window.name, number)
         for mosaic in mosaics
         for window in mosaic.windows
-        for number in reader.overlapping(window.name, window.source_of(window.into))
+        for number in overlapping(
+            reader.index.tensors[window.name].boxes, window.source_of(window.into)
+        )
     )
     pieces = list(touched)
     sizes = [reader.index.tensors[name].piece(number).nbytes for name, number in pieces]

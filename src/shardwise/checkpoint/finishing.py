@@ -6,7 +6,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from shardwise.checkpoint.dcp_folder import METADATA_NAME
-from shardwise.checkpoint.index import INDEX_NAME, encode_index
+from shardwise.checkpoint.index import INDEX_NAME
+from shardwise.checkpoint.index_file import encode_index
 from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.reporting import hugging_face_index
 from shardwise.checkpoint.writing import write_new_file

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.comm.agreement import by_rank
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AgreementError
 from shardwise.sharded_tensor.resharding import replicated
+from shardwise.words import dtype_name, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
 
-    from shardwise.checkpoint.mapping import Mosaic
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.geometry import Layout
 
 __all__ = ["Joined", "Told", "Wish", "all_alike", "join"]
@@ -44,7 +44,7 @@ class Wish(NamedTuple):
     def __str__(self) -> str:
         layout = f"plain {self.mosaic.shape}" if self.layout is None else str(self.layout)
         sources = ", ".join(dict.fromkeys(window.name for window in self.mosaic.windows))
-        return f"{layout} of {str(self.dtype).removeprefix('torch.')} from {sources}"
+        return f"{layout} of {dtype_name(self.dtype)} from {sources}"
 
 
 @dataclass(frozen=True, slots=True)

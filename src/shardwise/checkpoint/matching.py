@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardwise.checkpoint.index import Index
-    from shardwise.checkpoint.mapping import Map, Mosaic, Source
+    from shardwise.checkpoint.mapping import Map, Source
+    from shardwise.checkpoint.mosaics import Mosaic
     from shardwise.checkpoint.saved_state import SavedState
     from shardwise.checkpoint.targets import Targets
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from shardwise import arguments
 from shardwise.checkpoint.committing import remains_text
 from shardwise.checkpoint.dcp_folder import METADATA_NAME, dcp_index
-from shardwise.checkpoint.index import INDEX_NAME, decode_index, stamp_of
+from shardwise.checkpoint.index import INDEX_NAME, stamp_of
+from shardwise.checkpoint.index_file import decode_index
 from shardwise.checkpoint.safetensors_folder import SUFFIX, safetensors_index
 from shardwise.errors import CheckpointError
 

@@ -16,32 +16,32 @@ import numpy as np
 import torch
 import xxhash
 
+from shardwise.checkpoint.regions import parts_of
 from shardwise.checkpoint.writing import bytes_of, is_plain_memory
 from shardwise.errors import DamagedError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from shardwise.checkpoint.index import Index, SavedPiece, SavedTensor
+    from shardwise.checkpoint.index import Index, SavedTensor
+    from shardwise.checkpoint.regions import Part, Region
     from shardwise.geometry import Box
 
-__all__ = ["Reader", "check_file", "slices_in"]
+__all__ = ["Reader", "check_file"]
 
 _STEP = 1 << 23  # bytes that are hashed or converted at a time
 _WINDOW = 1 << 24  # bytes of a mapped file that are looked at before they are let go
+# What numpy, which knows fewer dtypes than torch, takes elements of so many bytes for.
+_WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 
 
-class _MappedFile(NamedTuple):
-    """A file in memory, and where that is."""
+class _Place(NamedTuple):
+    """Where a saved box begins, what its elements are, and how many may be looked at at a time."""
 
-    memory: mmap.mmap
-    address: int
-
-    @classmethod
-    def of(cls, handle: int) -> _MappedFile:
-        # Copied on write, since torch warns of memory that cannot be written.
-        memory = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
-        return cls(memory, np.frombuffer(memory, np.uint8).ctypes.data)
+    file: int
+    start: int
+    dtype: torch.dtype
+    most: int
 
 
 class Reader:
@@ -53,7 +53,8 @@ class Reader:
         self._window = _WINDOW if most is None else max(min(most, _WINDOW), mmap.PAGESIZE)
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}
-        self._maps: dict[int, _MappedFile] = {}
+        self._maps: dict[int, mmap.mmap] = {}
+        self._parts: dict[tuple[int, Box], tuple[Part, ...]] = {}
         self.bytes_read = 0  # of tensors
         self.bytes_hashed = 0
 
@@ -65,20 +66,19 @@ class Reader:
         Floating-point values are rounded to `via` on the way.
         """
         tensor = self.index.tensors[name]
-        for number in self.overlapping(name, box):
-            piece = tensor.piece(number)
-            common = box & piece.box
-            assert common is not None
-            view = out if common == box else out[slices_in(common, box)]
-            self._read_part(tensor, piece, common, view, via)
-
-    def overlapping(self, name: str, box: Box) -> list[int]:
-        """The numbers of a tensor's saved boxes that have elements in common with `box`."""
-        boxes = self.index.tensors[name].boxes
-        low = np.maximum(boxes.starts, np.array(box.start, np.int64))
-        high = np.minimum(boxes.stops, np.array(box.stop, np.int64))
-        found: list[int] = np.flatnonzero((low < high).all(axis=1)).tolist()
-        return found
+        is_rounded = _is_rounded(tensor.dtype, out, via)
+        is_plain = out.dtype == tensor.dtype and not is_rounded
+        copies = 1 if out.is_cpu and not is_rounded else 2  # one is made here on the way
+        most = self._window // (tensor.dtype.itemsize * copies)
+        for part in self._parts_of(tensor, box):
+            view = out if part.into is None else out[part.into]
+            file, start = int(tensor.files[part.number]), int(tensor.starts[part.number])
+            if is_plain and part.is_run and is_plain_memory(view):
+                self._read_run(file, start + part.region.first * tensor.dtype.itemsize, view)
+            else:
+                self._copy(_Place(file, start, tensor.dtype, most), part.region, view, via)
+        with self._lock:
+            self.bytes_read += box.volume * tensor.dtype.itemsize  # saved boxes tile the tensor
 
     def verify(self, name: str, number: int) -> None:
         """Raises if the bytes of a saved box are not those that were saved."""
@@ -100,27 +100,30 @@ class Reader:
                 fix="The file was changed or damaged; take it from where it came from again.",
             )
 
-    def _read_part(
-        self,
-        tensor: SavedTensor,
-        piece: SavedPiece,
-        part: Box,
-        out: torch.Tensor,
-        via: torch.dtype | None,
+    def _parts_of(self, tensor: SavedTensor, box: Box) -> tuple[Part, ...]:
+        """Kept for the next tensor, since those of one cut have one list of boxes."""
+        if tensor.strides is not None:
+            return parts_of(tensor, box)
+        key = id(tensor.boxes), box
+        if key not in self._parts:
+            self._parts[key] = parts_of(tensor, box)
+        return self._parts[key]
+
+    def _copy(
+        self, place: _Place, region: Region, out: torch.Tensor, via: torch.dtype | None
     ) -> None:
-        """`out` becomes `part` of a piece."""
-        with self._lock:
-            self.bytes_read += part.volume * tensor.dtype.itemsize
-        is_plain = is_plain_memory(out) and out.dtype == tensor.dtype
-        is_plain = is_plain and piece.strides is None and not _is_rounded(tensor.dtype, out, via)
-        if is_plain and _is_run(part, piece.box):
-            start = piece.start + _first(part, piece.box) * tensor.dtype.itemsize
-            self._read_run(piece.file, start, out)
-        else:
-            source = self._mapped(tensor, piece)[slices_in(part, piece.box)]
-            for rows in _windows(source, self._window):
-                _convert(source[rows], out[rows], via)
-                self._let_go(piece.file, source[rows])
+        """`out` becomes a region of a saved box. [Note: windows of a file]"""
+        span = region.span
+        if span > place.most:
+            for box in region.windows(place.most):
+                self._copy(place, region.at(box), out[box.slices()], via)
+            return
+        memory = self._mapped(place.file)
+        first = place.start + region.first * place.dtype.itemsize
+        _convert(_tensor_on(memory, first, region, place.dtype), out, via)
+        # Takes it out of this process's memory; the system keeps it.
+        page = first // mmap.PAGESIZE * mmap.PAGESIZE
+        memory.madvise(mmap.MADV_DONTNEED, page, first - page + span * place.dtype.itemsize)
 
     def _read_run(self, file: int, start: int, out: torch.Tensor) -> None:
         handle = self._opened(file)
@@ -132,26 +135,13 @@ class Reader:
                 raise _wrong_size(self.index, file, "fewer")
             data, start = data[count:], start + count
 
-    def _mapped(self, tensor: SavedTensor, piece: SavedPiece) -> torch.Tensor:
-        """A piece as a tensor on the file itself: only what is looked at is read."""
-        handle = self._opened(piece.file)
-        with self._lock:
-            if piece.file not in self._maps:
-                self._maps[piece.file] = _MappedFile.of(handle)
-        memory = self._maps[piece.file].memory
-        raw = np.frombuffer(memory, np.uint8, piece.nbytes, piece.start)
-        elements = torch.from_numpy(raw).view(tensor.dtype)
-        if piece.strides is None:
-            return elements.view(piece.box.shape)
-        return elements.as_strided(piece.box.shape, piece.strides)
-
-    def _let_go(self, file: int, seen: torch.Tensor) -> None:
-        """Takes a part of a mapped file out of this process's memory; the system keeps it."""
-        one = self._maps[file]
-        first = (seen.data_ptr() - one.address) // mmap.PAGESIZE * mmap.PAGESIZE
-        steps = zip(seen.shape, seen.stride(), strict=True)
-        span = seen.itemsize * (1 + sum((size - 1) * step for size, step in steps))
-        one.memory.madvise(mmap.MADV_DONTNEED, first, min(span, len(one.memory) - first))
+    def _mapped(self, file: int) -> mmap.mmap:
+        if file not in self._maps:
+            handle = self._opened(file)
+            # Copied on write, since torch warns of memory that cannot be written.
+            memory = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+            self._maps.setdefault(file, memory)  # another thread may have been first
+        return self._maps[file]
 
     def _opened(self, file: int) -> int:
         with self._lock:
@@ -197,14 +187,6 @@ class Reader:
         self._open.clear()
 
 
-def slices_in(part: Box, box: Box) -> tuple[slice, ...]:
-    """Index that cuts a part of a box out of a tensor of the box."""
-    return tuple(
-        slice(low - origin, high - origin)
-        for low, high, origin in zip(part.start, part.stop, box.start, strict=True)
-    )
-
-
 def check_file(index: Index, file: int) -> None:
     """Raises unless a file of a checkpoint is there, and as long as the index says."""
     try:
@@ -238,12 +220,13 @@ def _wrong_size(index: Index, file: int, size: object) -> DamagedError:
     )
 
 
-def _windows(source: torch.Tensor, most: int) -> list[Any]:
-    """Indices of parts of a mapped tensor; each spans `most` bytes of the file, or one row."""
-    if source.ndim == 0:
-        return [...]
-    rows = max(most // max(source.stride(0) * source.itemsize, 1), 1)
-    return [slice(start, start + rows) for start in range(0, len(source), rows)]
+def _tensor_on(memory: mmap.mmap, first: int, region: Region, dtype: torch.dtype) -> torch.Tensor:
+    """A region as a tensor on a mapped file: only what is looked at is read."""
+    strides = [step * dtype.itemsize for step in region.strides]
+    words: np.ndarray[Any, Any] = np.ndarray(
+        region.shape, _WORDS[dtype.itemsize], memory, first, strides
+    )
+    return torch.from_numpy(words).view(dtype)
 
 
 def _is_rounded(saved: torch.dtype, out: torch.Tensor, via: torch.dtype | None) -> bool:
@@ -261,21 +244,3 @@ def _convert(source: torch.Tensor, out: torch.Tensor, via: torch.dtype | None) -
     length = max(_STEP // source[0].nbytes, 1)
     for start in range(0, len(source), length):
         out[start : start + length].copy_(source[start : start + length].to(via))
-
-
-def _is_run(part: Box, box: Box) -> bool:
-    """Whether a part of a box is one run of its elements in row-major order."""
-    is_whole = True  # whether all dims behind this one are taken whole
-    for size, length in zip(reversed(part.shape), reversed(box.shape), strict=True):
-        if not is_whole and size != 1:
-            return False
-        is_whole = is_whole and size == length
-    return True
-
-
-def _first(part: Box, box: Box) -> int:
-    """The position of a part's first element among those of a box in row-major order."""
-    position = 0
-    for start, origin, length in zip(part.start, box.start, box.shape, strict=True):
-        position = position * length + start - origin
-    return position

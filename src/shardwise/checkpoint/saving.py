@@ -333,15 +333,16 @@ def _stage(job: _Job, writing: Iterator[int], background: Background, most: int 
     while places and (most is None or nbytes + _room(*places[-1]) <= most):
         nbytes += _room(*places[-1])
         staged.append(places.pop())
-    memory, at = background.memory(nbytes), 0
+    gpus = {tensor.device for file, k in staged if (tensor := file.tensors[k]).is_cuda}
+    memory, at = background.memory(nbytes, is_pinned=bool(gpus)), 0
     for file, number in staged:
         tensor = file.tensors[number]
         part = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        part.copy_(tensor, non_blocking=True)
+        part.copy_(tensor, non_blocking=tensor.is_cuda)
         at += _room(file, number)
         file.tensors[number] = part
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    for gpu in gpus:  # which need not be the current one
+        torch.cuda.synchronize(gpu)
     for _ in places:
         next(writing)
 

@@ -24,6 +24,7 @@ import torch
 
 from shardwise.errors import CheckpointError, DamagedError
 from shardwise.modules.state_trees import joined
+from shardwise.words import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
@@ -143,7 +144,7 @@ def _encoded_value(value: Any, name: str) -> Any:
     if isinstance(value, complex):
         return {"$complex": [_encoded_value(part, name) for part in (value.real, value.imag)]}
     if isinstance(value, torch.dtype):
-        return {"$dtype": str(value).removeprefix("torch.")}
+        return {"$dtype": dtype_name(value)}
     if isinstance(value, torch.device):
         return {"$device": str(value)}
     if hasattr(value, "dtype") and hasattr(value, "item") and not getattr(value, "shape", (1,)):

@@ -27,7 +27,6 @@ __all__ = ["app", "main", "options", "show"]
 
 # The `shardwise` command, to which each command is added.
 app = typer.Typer(
-    help="Tensors cut into boxes and spread over ranks: layouts and checkpoints.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -51,12 +50,17 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except _USAGE_ERROR as error:
+        message = error.format_message().rstrip(".")
+        if not message:  # no words at all: the help has been printed
+            sys.exit(2)
         words = error.ctx.command_path if error.ctx is not None else "shardwise"
-        _refuse(f"{error.format_message().rstrip('.')}. Examples: {words} --help")
+        _refuse(f"{message}. Examples: {words} --help")
     except DamagedError as error:
         _refuse(str(error), status=1)
     except ShardwiseError as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename or 'file'}: {error.strerror or error}. Pass another path.")
     except MemoryError:
         _refuse("not enough memory. Take a smaller shape, fewer boxes or a smaller --max-bytes.")
     except RecursionError:
@@ -85,7 +89,14 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Tensors cut into boxes and spread over ranks: layouts and checkpoints."""
+    """Tensors cut into boxes and spread over ranks: layouts, plans, checkpoints.
+
+    \b
+    Examples:
+      shardwise doctor
+      shardwise show --shape 8,6 --spec "grid([2, 2])"
+      shardwise inspect run/step_100
+    """
 
 
 @app.command()
@@ -150,7 +161,7 @@ def _checked_choice(
     given = [name for name, value in {**drawn, **saved}.items() if value is not None]
     if given not in (list(drawn), list(saved)):
         raise ArgumentValueError(
-            "shardwise show",
+            "show",
             expected="--shape and --spec, or --checkpoint and --tensor",
             got=" and ".join(given) or "neither",
             fix="Examples: shardwise show --help",

@@ -32,8 +32,8 @@ def bench(
 ) -> None:
     """Move a tensor between layouts on local processes (gloo), beside DTensor.
 
-    Medians of interleaved samples; each lasts as long as its slowest rank. The benchmarks of the
-    repository (`make bench`) have more cases and peers.
+    Medians of interleaved samples; each lasts as long as its slowest rank.
+    The benchmarks of the repository (make bench) have more cases and peers.
 
     \b
     Examples:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardwise.errors import ArgumentValueError
+from shardwise.words import dtype_name, plural, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +148,7 @@ def _tensor_in_json(index: Index, name: str) -> dict[str, Any]:
     ]
     return {
         "shape": tensor.shape,
-        "dtype": _short(tensor.dtype),
+        "dtype": dtype_name(tensor.dtype),
         "bytes": tensor.nbytes,
         "boxes": boxes,
     }
@@ -157,7 +161,7 @@ def _draw(index: Index, name: str) -> None:
     tensor = index.tensors[name]
     print_layout(
         index.layout(name),
-        title=f"{name}: {_short(tensor.dtype)}, {format_bytes(tensor.nbytes)}",
+        title=f"{name}: {dtype_name(tensor.dtype)}, {format_bytes(tensor.nbytes)}",
         itemsize=tensor.dtype.itemsize,
         world_size=index.world_size,
     )
@@ -174,8 +178,8 @@ def _print_index(index: Index) -> None:
     console = Console(highlight=False)
     console.print(Text(f"{index.path}: {_kind(index)}"), soft_wrap=True)
     console.print(
-        f"{_plural(index.world_size, 'rank')}, {_plural(len(index.files), 'file')}, "
-        f"{_plural(len(index.tensors), 'tensor')}, {format_bytes(index.nbytes)}\n"
+        f"{plural(index.world_size, 'rank')}, {plural(len(index.files), 'file')}, "
+        f"{plural(len(index.tensors), 'tensor')}, {format_bytes(index.nbytes)}\n"
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("tensor", "shape", "dtype", "bytes", "saved as"):
@@ -188,19 +192,19 @@ def _print_index(index: Index) -> None:
         )
     for name, tensor in index.tensors.items():
         shape = "x".join(map(str, tensor.shape)) or "0-d"
-        cells = [name, shape, _short(tensor.dtype), format_bytes(tensor.nbytes)]
+        cells = [name, shape, dtype_name(tensor.dtype), format_bytes(tensor.nbytes)]
         table.add_row(*map(Text, cells), Text(index.layout(name).summary))
     console.print(table)
     _print_ranks(index)
     values = list(without_tensors(index.structure))
     if values:
-        print(f"\n{_plural(len(values), 'plain value')}:")
+        print(f"\n{plural(len(values), 'plain value')}:")
     for name, value in values[:_MOST_VALUES]:
-        print(_cut(f"  {name} = {json.dumps(value)}"))
+        print(shortened(f"  {name} = {json.dumps(value)}"))
     if len(values) > _MOST_VALUES:
         print(f"  ... and {len(values) - _MOST_VALUES} more (--json has all)")
     for name, why in index.unreadable.items():
-        print(_cut(f"not read: {name}: {why}"))
+        print(shortened(f"not read: {name}: {why}"))
 
 
 def _print_ranks(index: Index) -> None:
@@ -240,13 +244,20 @@ def convert(
         Path | None,
         typer.Option(help="A .yaml or .json file of a ShardingPlan: specs by names or patterns."),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only what was saved under this key, by names without it: model."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="For tensors of floating point: bf16, float32, ...")
     ] = None,
     max_bytes: Annotated[
-        str, typer.Option(help="How much data may be in memory: 2GiB, 500MB.")
+        str, typer.Option(help="How much data each job may have in memory: 2GiB, 500MB.")
     ] = "256MiB",
-    jobs: _Jobs = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="How many processes write files at once, one a GiB at most."),
+    ] = 1,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out pickled objects of DCP.")
     ] = False,
@@ -260,7 +271,7 @@ def convert(
 
     \b
     Examples:
-      shardwise convert run/step_100 model_hf --dtype bf16
+      shardwise convert run/step_100 model_hf --only model --dtype bf16
       shardwise convert model_hf for_8 --world-size 8 --plan plan.yaml
       shardwise convert run/step_100 run_dcp --to dcp --max-bytes 2GiB
 
@@ -280,6 +291,7 @@ def convert(
         to=to.value,
         world_size=world_size,
         plan=plan,
+        only=only,
         dtype=_parse_dtype(dtype),
         max_bytes=parse_bytes(max_bytes, "--max-bytes"),
         jobs=jobs,
@@ -296,8 +308,8 @@ def convert(
         print(json.dumps(done))
     else:
         print(
-            f"{index.path}: {_plural(len(index.tensors), 'tensor')}, {format_bytes(index.nbytes)} "
-            f"in {_plural(len(index.files), 'file')}"
+            f"{index.path}: {plural(len(index.tensors), 'tensor')}, {format_bytes(index.nbytes)} "
+            f"in {plural(len(index.files), 'file')}"
         )
 
 
@@ -351,13 +363,25 @@ def _verified_in_json(found: Verified) -> dict[str, Any]:
 def _print_verified(found: Verified) -> None:
     from shardwise.transfer.units import format_bytes
 
-    for file, tensor, message in found.problems:
-        where = " ".join(part for part in (file, tensor and f"{tensor!r}") if part)
-        print(f"{where}: {message}" if where else message)
+    width = shutil.get_terminal_size().columns
+    for file, problems in groupby(found.problems, key=lambda one: one.file):
+        print(f"{file or found.path}:")
+        for _, tensor, message in problems:
+            line = f"{tensor!r}: {message}" if tensor else message
+            print(
+                textwrap.fill(
+                    line,
+                    width,
+                    initial_indent="  ",
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
     if found.problems:
-        print(f"{found.path}: {_plural(len(found.problems), 'problem')}")
+        print(f"{found.path}: {plural(len(found.problems), 'problem')}")
         return
-    told = f"{_plural(found.num_files, 'file')}, {_plural(found.num_tensors, 'tensor')}"
+    told = f"{plural(found.num_files, 'file')}, {plural(found.num_tensors, 'tensor')}"
     checked = f"checksums of {format_bytes(found.num_bytes)} fit"
     if found.kind == "safetensors":
         checked = "headers and sizes fit; there are no checksums in such files"
@@ -395,7 +419,7 @@ def diff(
 
 def _diff_in_json(found: Diff) -> dict[str, Any]:
     def side(head: tuple[tuple[int, ...], torch.dtype]) -> dict[str, Any]:
-        return {"shape": head[0], "dtype": _short(head[1])}
+        return {"shape": head[0], "dtype": dtype_name(head[1])}
 
     return {
         "same": found.is_same,
@@ -417,7 +441,7 @@ def _print_diff(found: Diff) -> None:
         [f"only in B: {name}" for name in found.only_in_b],
         [f"differs: {_in_words(one)}" for one in found.tensors],
         [
-            _cut(f"value {one.name}: {_value(one.a)} in A, {_value(one.b)} in B")
+            shortened(f"value {one.name}: {_value(one.a)} in A, {_value(one.b)} in B")
             for one in found.values
         ],
     ]
@@ -426,9 +450,9 @@ def _print_diff(found: Diff) -> None:
         if len(lines) > _MOST_SHOWN:
             print(f"  ... and {len(lines) - _MOST_SHOWN} more (--json has all)")
     if found.is_same:
-        print(f"the same: {_plural(found.num_same, 'tensor')}")
+        print(f"the same: {plural(found.num_same, 'tensor')}")
     else:
-        print(f"different; {_plural(found.num_same, 'tensor')} the same")
+        print(f"different; {plural(found.num_same, 'tensor')} the same")
 
 
 def _in_words(one: TensorDiff) -> str:
@@ -438,24 +462,8 @@ def _in_words(one: TensorDiff) -> str:
     values = f"{one.num_different:,} elements, by at most {one.max_abs:.6g}"
     if dtype == other_dtype:
         return f"{one.name}: {values}"
-    return f"{one.name}: {_short(dtype)} in A, {_short(other_dtype)} in B; {values}"
+    return f"{one.name}: {dtype_name(dtype)} in A, {dtype_name(other_dtype)} in B; {values}"
 
 
 def _value(value: Any) -> str:
     return "absent" if value is ... else json.dumps(value)
-
-
-# -- words -----------------------------------------------------------------------------------------
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-def _cut(text: str) -> str:
-    """At most 80 columns of a line."""
-    return text if len(text) <= 80 else text[:77] + "..."

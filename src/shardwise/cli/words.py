@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import ArgumentValueError
+from shardwise.words import shortened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
     sizes = re.findall("[0-9]+", bare)
     fits = all(len(size) <= _MOST_DIGITS for size in sizes)
     if not (fits and re.fullmatch(r"([0-9]+(\s*[,x]\s*[0-9]+)*(\s*,)?)?", bare)):
-        raise ArgumentValueError("--shape", expected="sizes such as 8,6", got=_cut(repr(text)))
+        raise ArgumentValueError(
+            "--shape", expected="sizes such as 8,6", got=shortened(repr(text), most=60)
+        )
     return tuple(map(int, sizes))
 
 
@@ -38,7 +41,9 @@ def itemsize_of(dtype: str) -> int:
     found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ArgumentValueError(
-            "--dtype", expected="a torch dtype such as float32 or bfloat16", got=_cut(repr(dtype))
+            "--dtype",
+            expected="a torch dtype such as float32 or bfloat16",
+            got=shortened(repr(dtype), most=60),
         )
     return found.itemsize
 
@@ -65,7 +70,7 @@ def write_pictures(
             raise ArgumentValueError(
                 f"--{suffix[1:]}",
                 expected=f"a path that ends in {suffix}",
-                got=_cut(repr(str(path))),
+                got=shortened(repr(str(path)), most=60),
             )
         try:
             save_picture(picture_of, path, **options)
@@ -75,7 +80,3 @@ def write_pictures(
             ) from error
         # Not on stdout, which is for the drawing or for JSON.
         print(f"wrote {path} ({format_bytes(path.stat().st_size)})", file=sys.stderr)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
-from shardwise.comm.ranks import ranks_text
 from shardwise.comm.tracing import recorded
 from shardwise.errors import AbsentRanksError, AgreementError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -156,7 +156,7 @@ def _digest(what: str, values: Mapping[str, object], problem: Exception | None) 
     for name in sorted(values):
         texts += name, identity(values[name])
     # With their lengths, so that no two lists of texts run together into the same bytes.
-    joined = "".join(f"{len(text)}:{text}" for text in texts)
+    joined = "".join([f"{len(text)}:{text}" for text in texts])
     return hashlib.blake2b(
         joined.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES
     ).digest()

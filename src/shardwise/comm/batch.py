@@ -20,6 +20,7 @@ import torch
 from shardwise._torch_compat import foreach_copy, unbind_copy
 from shardwise.comm.alike import FEWEST, bytes_held
 from shardwise.comm.load import new_tensors
+from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 from shardwise.transfer import plan_reshard
 
@@ -53,7 +54,7 @@ class _Staging:
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
         free = self._free.get(shape)
-        return free.pop() if free else torch.empty(shape, dtype=self._dtype, device=self._device)
+        return free.pop() if free else new_tensor(shape, self._dtype, self._device)
 
     def give_back(self, tensors: Sequence[torch.Tensor]) -> None:
         if self._num_to_come:

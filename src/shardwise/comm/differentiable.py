@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shardwise._torch_compat import has_saving_hooks
 from shardwise.comm.executor import execute, start_all
 from shardwise.comm.load import Transfer
 from shardwise.comm.tracing import TRACES, current_op, doing
@@ -86,6 +87,13 @@ class Exchange:
     def changes_nothing(self) -> bool:
         """Whether the result would be the tensor itself, but for the way of its gradient."""
         return self.moves_nothing and self.source_devices == self.target_devices
+
+    @cached_property
+    def enters_in_place(self) -> bool:
+        """Whether shards enter work where they are, and no rank of the group has none."""
+        if self.work is None or not self.changes_nothing:
+            return False
+        return set(self.source.ranks) == set(self.members.ranks)
 
     @cached_property
     def back(self) -> Exchange:
@@ -255,7 +263,7 @@ def transfer_of(
             for shape, device in zip(shapes, devices, strict=True)
         ]
     device: torch.device | None = home_of(job, carriers)
-    if out is not None or (shards and shards[0].device == device):
+    if out is not None or device == (shards[0].device if shards else job.members.wire_device):
         device = None  # which says the same, and takes the short way
     return Transfer(plan, shards, out, dtype, device, name)
 
@@ -287,8 +295,11 @@ class _Exchange(torch.autograd.Function):
         ctx.job = job
         ctx.op = current_op()  # for the name of what backward sends
         # Read before backward communicates: non-reentrant checkpointing then recomputes at the
-        # same node on every rank.
-        ctx.save_for_backward(carriers[0].new_empty(0))
+        # same node on every rank. Elsewhere what enters in place saves nothing, as a view: several
+        # functions may share it, and go backward one after the other.
+        ctx.has_saved = not job.enters_in_place or has_saving_hooks()
+        if ctx.has_saved:
+            ctx.save_for_backward(carriers[0].new_empty(0))
         values = tuple([carrier.detach() for carrier in carriers])
         if job.work is None:
             return _moved(job, values)
@@ -300,7 +311,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        assert len(ctx.saved_tensors) == 1
+        assert not ctx.has_saved or len(ctx.saved_tensors) == 1
         send: Callable[..., Carriers] = _Back.apply if torch.is_grad_enabled() else _sent_back
         if not TRACES:
             return None, *send(ctx.job, *grads)

@@ -19,11 +19,12 @@ from shardwise._torch_compat import foreach_copy
 from shardwise.comm.agreement import agree
 from shardwise.comm.alike import sort_out
 from shardwise.comm.batch import Batch, batched
-from shardwise.comm.checks import should_check
+from shardwise.comm.checks import is_debugging
 from shardwise.comm.communicator import Flight
 from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
+from shardwise.comm.pages import new_tensor
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
@@ -63,17 +64,18 @@ def execute(
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
     must be in the group. `max_bytes` caps the staging. No gradients: values only.
     """
-    if out is None and device is None and max_bytes is None and not is_watched():
+    if out is None and device is None and max_bytes is None:
         members = communicator(group)
         known = members.rank_plans.get(id(plan))  # it holds the plan, so the id is the plan's own
         if (
             known is not None
             and known.short is not None
             and is_usual(shards, dtype, known, members.wire_device)
-            and not should_check(hot=True)
+            and not is_watched()
+            and not is_debugging()
         ):
             outputs = new_outputs(known, shards, members.wire_device)
-            run_short(known.short, shards, outputs, members.flight)
+            run_short(known.short, shards, outputs, members)
             return outputs
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]
@@ -112,7 +114,7 @@ def start_all(
             check_apart(transfers, members.rank)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    if problem is not None or should_check(hot=True):
+    if problem is not None or is_debugging():
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     flying = _overlap(
@@ -335,7 +337,7 @@ def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Ten
     if len(message.parts) == 1:
         part = message.parts[0]
         return loads[part.tensor].room(part.shape, wire)
-    return torch.empty(message.nbytes, dtype=torch.uint8, device=wire)
+    return new_tensor((message.nbytes,), torch.uint8, wire)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -67,7 +67,6 @@ class _Ways:
     shards: dict[int, int]  # box -> local shard
     own: tuple[int, ...]  # the asks of this rank
     most: int  # asks of a rank
-    held_strips: tuple[int, ...]  # those of local boxes
     told: tuple[_Numbers, ...]  # numbers to be received
     telling: tuple[_Numbers, ...]
     fetched: tuple[_Message, ...]
@@ -76,77 +75,99 @@ class _Ways:
     giving: tuple[_Message, ...]
 
 
-@lru_cache(maxsize=256)
-def _ways(table: Layout, asks: Asks, rank: int, *, adds: bool) -> _Ways:
-    """`adds`: gradients will come back, so every holder of a box has to know its rows."""
-    assert table.pending is None
-    holders: dict[Box, list[int]] = {}
-    for box, owner, _ in table:
-        if not box.is_empty:
-            holders.setdefault(box, []).append(owner)
-    boxes = tuple(holders)
-    held_by = [tuple(sorted(set(holders[box]))) for box in boxes]
-    edges = sorted({0, table.shape[0]} | {e for b in boxes for e in (b.start[0], b.stop[0])})
-    place = {edge: k for k, edge in enumerate(edges)}
-    spans = tuple((place[box.start[0]], place[box.stop[0]]) for box in boxes)
-    ranks = sorted({rank, *table.ranks, *itertools.chain(*asks)})
-    own = tuple(k for k, askers in enumerate(asks) if rank in askers)
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Who holds which box of a table, and who tells whom about which rows of it."""
 
-    def server(asker: int, box: int) -> int:
-        return _one_of(held_by[box], asker)
+    boxes: tuple[Box, ...]  # those that have elements, each once
+    held_by: tuple[tuple[int, ...], ...]  # of each box
+    edges: tuple[int, ...]  # of the strips
+    spans: tuple[tuple[int, int], ...]  # of each box: its strips
+    asks: Asks
+    adds: bool  # gradients will come back, so every holder of a box has to know its rows
 
-    def knows(ask: int, holder: int, box: int) -> bool:
-        """Whether a holder has to know which rows of its box are asked for."""
-        return adds or any(server(asker, box) == holder for asker in asks[ask])
+    @classmethod
+    def of(cls, table: Layout, asks: Asks, *, adds: bool) -> _Holders:
+        holders: dict[Box, set[int]] = {}
+        for box, owner, _ in table:
+            if not box.is_empty:
+                holders.setdefault(box, set()).add(owner)
+        edges = {0, table.shape[0]} | {e for b in holders for e in (b.start[0], b.stop[0])}
+        place = {edge: k for k, edge in enumerate(sorted(edges))}
+        return cls(
+            tuple(holders),
+            tuple(tuple(sorted(ranks)) for ranks in holders.values()),
+            tuple(place),
+            tuple((place[box.start[0]], place[box.stop[0]]) for box in holders),
+            asks,
+            adds,
+        )
 
-    def strips(ask: int, holder: int) -> tuple[int, ...]:
+    def server(self, asker: int, box: int) -> int:
+        """From whom a rank gets its rows of a box."""
+        return _one_of(self.held_by[box], asker)
+
+    def giver(self, ask: int, holder: int) -> int:
+        """From whom a holder hears of an ask, and gets the gradient of its rows."""
+        return _one_of(self.asks[ask], holder)
+
+    def numbers(self, ask: int, holder: int, peer: int) -> list[_Numbers]:
+        """What a holder has to be told of an ask, to or from `peer`; nothing of its own."""
+        strips = self._strips(ask, holder) if self.giver(ask, holder) != holder else ()
+        return [_Numbers(ask, peer, strips)] if strips else []
+
+    def _strips(self, ask: int, holder: int) -> tuple[int, ...]:
+        """Of the boxes of which a holder has to know which rows are asked for."""
         known = [
-            range(*spans[box])
-            for box in range(len(boxes))
-            if holder in held_by[box] and knows(ask, holder, box)
+            range(*span)
+            for box, span in enumerate(self.spans)
+            if holder in self.held_by[box] and self._knows(ask, holder, box)
         ]
         return tuple(sorted(set(itertools.chain(*known))))
 
-    def numbers(ask: int, giver: int, holder: int, peer: int) -> list[_Numbers]:
-        found = strips(ask, holder) if giver != holder else ()
-        return [_Numbers(ask, peer, found)] if found else []
+    def _knows(self, ask: int, holder: int, box: int) -> bool:
+        return self.adds or any(self.server(asker, box) == holder for asker in self.asks[ask])
 
-    every = range(len(asks))
+
+@lru_cache(maxsize=256)
+def _ways(table: Layout, asks: Asks, rank: int, *, adds: bool) -> _Ways:
+    """`adds`: as `_Holders` has it."""
+    assert table.pending is None
+    who = _Holders.of(table, asks, adds=adds)
+    ranks = sorted({rank, *table.ranks, *itertools.chain(*asks)})
+    every, every_box = range(len(asks)), range(len(who.boxes))
+    own = tuple(k for k in every if rank in asks[k])
     local = {box: k for k, box in enumerate(table.boxes_of(rank)) if not box.is_empty}
-    shards = {k: local[box] for k, box in enumerate(boxes) if box in local}
-    givers = {(k, holder): _one_of(asks[k], holder) for k in every for holder in ranks}
+    shards = {k: local[box] for k, box in enumerate(who.boxes) if box in local}
+    others = [  # with whom this rank deals about its own asks
+        (k, holder)
+        for k in own
+        for holder in ranks
+        if holder != rank and who.giver(k, holder) == rank
+    ]
     return _Ways(
-        tuple(edges),
-        boxes,
-        spans,
-        shards,
-        own,
-        max((sum(one in askers for askers in asks) for one in ranks), default=0),
-        tuple(sorted(set(itertools.chain(*[range(*spans[box]) for box in shards])))),
-        tuple(n for k in every for n in numbers(k, givers[k, rank], rank, givers[k, rank])),
-        tuple(
-            n
-            for k in own
-            for holder in ranks
-            if givers[k, holder] == rank
-            for n in numbers(k, rank, holder, holder)
-        ),
-        tuple(_Message(k, box, server(rank, box)) for k in own for box in range(len(boxes))),
-        tuple(
+        edges=who.edges,
+        boxes=who.boxes,
+        spans=who.spans,
+        shards=shards,
+        own=own,
+        most=max((sum(one in askers for askers in asks) for one in ranks), default=0),
+        told=tuple(n for k in every for n in who.numbers(k, rank, who.giver(k, rank))),
+        telling=tuple(n for k, holder in others for n in who.numbers(k, holder, holder)),
+        fetched=tuple(_Message(k, box, who.server(rank, box)) for k in own for box in every_box),
+        serving=tuple(
             _Message(k, box, asker)
             for k in every
             for asker in asks[k]
             for box in shards
-            if asker != rank and server(asker, box) == rank
+            if asker != rank and who.server(asker, box) == rank
         ),
-        tuple(_Message(k, box, givers[k, rank]) for k in every for box in shards),
-        tuple(
+        given=tuple(_Message(k, box, who.giver(k, rank)) for k in every for box in shards),
+        giving=tuple(
             _Message(k, box, holder)
-            for k in own
-            for holder in ranks
-            if holder != rank and givers[k, holder] == rank
-            for box in range(len(boxes))
-            if holder in held_by[box]
+            for k, holder in others
+            for box in every_box
+            if holder in who.held_by[box]
         ),
     )
 

@@ -49,12 +49,12 @@ def _text(value: object, *, by_fingerprint: bool) -> str:
         return float.__repr__(value)  # numpy's double is one, with a repr of its own
     if isinstance(value, tuple | list):  # torch.Size too
         return f"({', '.join(texts(value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
     if isinstance(value, torch.Tensor):
         return f"Tensor({value.dtype}, {tuple(value.shape)})"
     if is_whole_number(value):
         return repr(int(value))  # type: ignore[call-overload]  # as just found
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
     if isinstance(value, Mapping):
         pairs = zip(texts(value.keys()), texts(value.values()), strict=True)
         return f"{{{', '.join(sorted(f'{key}: {item}' for key, item in pairs))}}}"

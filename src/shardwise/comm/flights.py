@@ -25,19 +25,20 @@ class PostedFlight:
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch) -> None:
-        watch.comes()
+        if watch.has_notice:
+            watch.comes()
         self._watch = watch
         self._group = group
         self._group_rank = ranks.group_rank_of
-        # Of gloo, a second wait for the same message would never end: None once waited for.
-        self._receives: list[dist.Work | None] = []
-        self._sends: list[dist.Work] = []
+        # Receives, then sends. Of gloo, a second wait for the same message would never end: None
+        # once waited for.
+        self._works: list[dist.Work | None] = []
         self._buffers: list[torch.Tensor] = []
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
         try:
-            self._receives.append(self._group.recv([buffer], self._group_rank[peer], TAG))
+            self._works.append(self._group.recv([buffer], self._group_rank[peer], TAG))
         except RuntimeError as error:
             self._watch.explain(error)
             raise
@@ -45,7 +46,7 @@ class PostedFlight:
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._buffers.append(buffer)
         try:
-            self._sends.append(self._group.send([buffer], self._group_rank[peer], TAG))
+            self._works.append(self._group.send([buffer], self._group_rank[peer], TAG))
         except RuntimeError as error:
             self._watch.explain(error)
             raise
@@ -54,18 +55,14 @@ class PostedFlight:
         """Nothing: everything is under way."""
 
     def land(self, index: int) -> None:
-        work = self._receives[index]
+        work = self._works[index]
         if work is not None:
-            self._receives[index] = None
-            self._watch.wait(work)
+            self._works[index] = None
+            self._watch.wait((work,))
 
     def finish(self) -> None:
-        for index, work in enumerate(self._receives):
-            if work is not None:
-                self.land(index)
-        for work in self._sends:
-            self._watch.wait(work)
-        self._sends.clear()
+        works, self._works = self._works, [None] * len(self._works)
+        self._watch.wait(works)
         self._buffers.clear()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
+from shardwise.comm.pages import new_like, new_tensor, packed
 from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from shardwise.transfer.program import Place
 
 __all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "new_tensors", "usual_load"]
+
+
+_ALIGNMENT = 64  # bytes
 
 
 class Transfer(NamedTuple):
@@ -72,18 +77,28 @@ class Load:
 
     def packed(self, place: Place) -> torch.Tensor:
         """A message of the box there."""
-        return self.at(place).contiguous()
+        return packed(self.at(place))
 
     def room(self, shape: tuple[int, ...], wire: torch.device) -> torch.Tensor:
         """Memory for a message of one box."""
-        return torch.empty(shape, dtype=self.dtype, device=wire)
+        return new_tensor(shape, self.dtype, wire)
 
 
 def new_tensors(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Tensors of these shapes, with whatever was in their memory."""
-    return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    """Tensors of these shapes, with whatever was in their memory.
+
+    Pieces of one tensor follow each other in memory, so that a product with all of them needs no
+    copy of them ([Note: stacked pieces] in `ops/stacking.py`), if all start where torch has tensors
+    start.
+    """
+    sizes = list(map(math.prod, shapes))
+    if len(sizes) < 2 or any([size * dtype.itemsize % _ALIGNMENT for size in sizes[:-1]]):
+        return [new_tensor(shape, dtype, device) for shape in shapes]
+    parts = new_tensor((sum(sizes),), dtype, device).split(sizes)
+    # Detached, they are no views to autograd, and still count what is written into any of them.
+    return [part.view(shape).detach() for part, shape in zip(parts, shapes, strict=True)]
 
 
 def load_of(transfer: Transfer, members: Communicator) -> Load:
@@ -143,10 +158,12 @@ def new_outputs(
     known: RankPlan, shards: Sequence[torch.Tensor], wire: torch.device
 ) -> list[torch.Tensor]:
     """Outputs for shards that are as usual."""
-    if shards:  # whose dtype and device they get, which is quicker than to say it
-        return [shards[0].new_empty(shape) for shape in known.shapes.target]
-    assert known.usual_dtype is not None
-    return new_tensors(known.shapes.target, known.usual_dtype, wire)
+    shapes = known.shapes.target
+    if shards and len(shapes) == 1:  # whose dtype and device it gets, quicker than to say it
+        return [new_like(shards[0], shapes[0])]
+    dtype = shards[0].dtype if shards else known.usual_dtype
+    assert dtype is not None
+    return new_tensors(shapes, dtype, wire)
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

@@ -114,9 +114,10 @@ class ProcessGroupCommunicator:
         return self._group
 
     def flight(self) -> Flight:
+        group = self._reference() or self._group  # which raises
         if self.backend == "gloo":
-            return PostedFlight(self._group, self.ranks, self._watch)
-        return BatchedFlight(self._group, self._meet)
+            return PostedFlight(group, self.ranks, self._watch)
+        return BatchedFlight(group, self._meet)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         all_gather_single(output, mine, group=self._group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,15 +10,14 @@ import torch.distributed as dist
 
 from shardwise.arguments import whole_numbers
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError, NotInitializedError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from shardwise.geometry.box import Ints
 
-__all__ = ["GroupRanks", "member_group", "ranks_text"]
-
-_RUNS_SHOWN = 8
+__all__ = ["GroupRanks", "member_group"]
 
 
 class _Positions(dict[int, int]):
@@ -128,21 +126,3 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             fix="Let only members call: if torch.distributed.get_rank(group) >= 0: ...",
         )
     return group
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks for a message, in ascending order, of which long lists are shortened.
-
-    >>> ranks_text([2]), ranks_text([4, 0, 1, 2, 6])
-    ('rank 2', 'ranks 0-2, 4, 6')
-    """
-    # Neighbours have the same distance to their position in the sorted list.
-    numbered = enumerate(sorted(ranks))
-    runs = [[rank for _, rank in run] for _, run in groupby(numbered, lambda at: at[1] - at[0])]
-    shown = [
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
-        for run in runs[:_RUNS_SHOWN]
-    ]
-    hidden = sum(map(len, runs[_RUNS_SHOWN:]))
-    more = f" and {hidden} more" if hidden else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(shown)}{more}"

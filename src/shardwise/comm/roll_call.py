@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store, start_all_gather
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import AbsentRanksError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -79,9 +79,9 @@ class RollCall:
         if self._verdict is not None:
             raise self._error(self._verdict)
         self._number += 1
-        book = _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
         if self._closes and len(self._ranks) <= _FEW:
-            return self._compare_directly(group, digest, book, timeout)
+            return self._compare_directly(group, digest, timeout)
+        book = self._book(group)
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
         output = torch.empty(len(digest) * len(self._ranks), dtype=torch.uint8, device=mine.device)
         began = time.monotonic()
@@ -102,7 +102,7 @@ class RollCall:
         return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
 
     def _compare_directly(
-        self, group: dist.ProcessGroup, digest: bytes, book: _Book, timeout: float
+        self, group: dist.ProcessGroup, digest: bytes, timeout: float
     ) -> list[bytes]:
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         me = self._ranks.group_rank(self._rank)
@@ -132,11 +132,14 @@ class RollCall:
             come = {at for at in silent[1:] if at in works and _has_come(works[at])}
             absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
             self._kept = heard, mine  # which gloo may still write and read
-            self._verdict = book.judge(
+            self._verdict = self._book(group).judge(
                 timeout if timed_out else waited, timed_out=timed_out, absent=absent
             )
             raise self._error(self._verdict) from error
         return [digest if at == me else _bytes(heard[at]) for at in range(len(self._ranks))]
+
+    def _book(self, group: dist.ProcessGroup) -> _Book:
+        return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
 
     def _wait(self, work: dist.Work, book: _Book, timeout: float) -> None:
         try:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
-    from shardwise.comm.communicator import Flight
+    from shardwise.comm.communicator import Communicator, Flight
     from shardwise.geometry import ReduceOp
     from shardwise.transfer import RankProgram
     from shardwise.transfer.program import Addend, Index, PeerMessage, Place, Reduction, Round
@@ -51,6 +52,9 @@ class _Round(NamedTuple):
     sends: tuple[tuple[int, _Spot], ...]  # to whom, and what
     copies: tuple[tuple[_Spot, _Spot], ...]  # to where, and from where
     sums: tuple[_Sum, ...]
+
+
+_Held = tuple["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"]  # shards, outputs
 
 
 class Short(NamedTuple):
@@ -117,52 +121,70 @@ def run_short(
     short: Short,
     shards: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    flight: Callable[[], Flight],
+    members: Communicator,
 ) -> None:
     """Fills the outputs, which are contiguous and, as the shards, where messages leave."""
     held = (shards, outputs)
-    for round_ in short.rounds:
-        _run_round(round_, held, flight(), short.op)
-
-
-def _at(spot: _Spot, held: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]) -> torch.Tensor:
-    is_target, shard, region = spot
-    tensor = held[is_target][shard]
-    return tensor if region is None else tensor[region]
-
-
-def _run_round(
-    round_: _Round,
-    held: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
-    flight: Flight,
-    op: ReduceOp | None,
-) -> None:
-    landings: list[torch.Tensor] = []
-    for peer, shape, spot, is_direct in round_.receives:
-        landing = _at(spot, held) if spot is not None and is_direct else held[1][0].new_empty(shape)
-        landings.append(landing)
-        flight.receive(peer, landing)
-    for peer, spot in round_.sends:
-        flight.send(peer, _at(spot, held).contiguous())
-    flight.launch()
-    for target, source in round_.copies:
-        _at(target, held).copy_(_at(source, held))
-    for spot, addends in round_.sums:
-        assert op is not None
-        result = _at(spot, held)
-        so_far: torch.Tensor | None = None
-        for addend in addends:
-            if isinstance(addend, int):
-                flight.land(addend)
-                box = landings[addend]
+    for receives, sends, copies, sums in short.rounds:
+        flight = members.flight()
+        landings: list[torch.Tensor] = []
+        is_staged = False
+        for peer, shape, spot, is_direct in receives:
+            if is_direct:
+                assert spot is not None
+                landing = outputs[spot.shard]
+                if spot.region is not None:
+                    landing = landing[spot.region]
             else:
-                box = _at(addend, held)
-            so_far = box if so_far is None else reduce_into(result, so_far, box, op)
-        assert so_far is not None
-        if so_far is not result:
-            result.copy_(so_far)
-    for number, (_, _, spot, is_direct) in enumerate(round_.receives):
+                landing = new_like(outputs[0], shape)
+                is_staged = True
+            landings.append(landing)
+            flight.receive(peer, landing)
+        # Regions are looked up here and not by `_at`, whose calls would be a third of all.
+        for peer, (is_target, shard, region) in sends:
+            sent = held[is_target][shard]
+            flight.send(peer, packed(sent if region is None else sent[region]))
+        flight.launch()
+        for (_, to, there), (is_target, shard, region) in copies:
+            target, source = outputs[to], held[is_target][shard]
+            target = target if there is None else target[there]
+            target.copy_(source if region is None else source[region])
+        for one in sums:
+            _add_up(one, held, landings, flight, short.op)
+        if is_staged:
+            _unpack(receives, landings, held, flight)
+        flight.finish()
+
+
+def _add_up(
+    one: _Sum, held: _Held, landings: Sequence[torch.Tensor], flight: Flight, op: ReduceOp | None
+) -> None:
+    assert op is not None
+    result = _at(one.spot, held)
+    so_far: torch.Tensor | None = None
+    for addend in one.addends:
+        if isinstance(addend, int):
+            flight.land(addend)
+            box = landings[addend]
+        else:
+            box = _at(addend, held)
+        so_far = box if so_far is None else reduce_into(result, so_far, box, op)
+    assert so_far is not None
+    if so_far is not result:
+        result.copy_(so_far)
+
+
+def _unpack(
+    receives: Sequence[_Receive], landings: Sequence[torch.Tensor], held: _Held, flight: Flight
+) -> None:
+    """Copies what has landed beside where it belongs."""
+    for number, (_, _, spot, is_direct) in enumerate(receives):
         if spot is not None and not is_direct:
             flight.land(number)
             _at(spot, held).copy_(landings[number])
-    flight.finish()
+
+
+def _at(spot: _Spot, held: _Held) -> torch.Tensor:
+    is_target, shard, region = spot
+    tensor = held[is_target][shard]
+    return tensor if region is None else tensor[region]

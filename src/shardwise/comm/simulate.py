@@ -20,10 +20,12 @@ import torch
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
-from shardwise.comm.ranks import GroupRanks, ranks_text
+from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
 from shardwise.errors import AbsentRanksError, RankFailure
+from shardwise.sharding_spec.short import simulated_world_size
 from shardwise.transfer.program import Scale
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -76,9 +78,10 @@ def simulate(
 ) -> Simulation[Result]:
     """Calls `fn(rank, *args)` as every rank of a simulated world, in this process.
 
-    `shardwise.comm.communicator()` inside `fn` is that rank's view of the world; nothing of
-    torch.distributed is used. `backend` chooses the table of collectives. Arguments and globals
-    are shared by all ranks. A failure of any rank raises `RankFailure` with every story.
+    `shardwise.comm.communicator()` inside `fn` is that rank's view of the world, and specs without
+    ranks are for all of it; nothing of torch.distributed is used. `backend` chooses the table of
+    collectives. Arguments and globals are shared by all ranks. A failure of any rank raises
+    `RankFailure` with every story.
 
     With `device="meta"` it is a rehearsal: tensors on the meta device are sent, too, and counted,
     so that a model of any size shows what it would send.
@@ -123,6 +126,7 @@ class _World:
             self._batons[rank].acquire()
             self._running = rank
             simulated_rank.set(SimulatedCommunicator(self, rank, range(self.world_size)))
+            simulated_world_size.set(self.world_size)
             try:
                 results[rank] = fn(rank, *args)
             except BaseException as error:

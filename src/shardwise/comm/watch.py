@@ -29,6 +29,8 @@ from shardwise.comm.flights import TAG
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch.distributed as dist
 
     from shardwise.comm.ranks import GroupRanks
@@ -51,7 +53,7 @@ class Watch:
         self._ranks = ranks
         self._rank = rank
         self._num_raised = 0  # how often this rank has told the others
-        self._has_notice = False
+        self.has_notice = False  # whether what it has told still stands
         self._is_watched = False
         self._waits_since: float | None = None
         # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
@@ -61,24 +63,25 @@ class Watch:
     def tell(self, problem: BaseException) -> None:
         """Leaves a notice for ranks that wait for this one."""
         self._num_raised += 1
-        self._has_notice = True
+        self.has_notice = True
         text = f"{self._num_raised} {type(problem).__name__}: {problem}"
         self._write("raised", text[:_LONGEST])
 
     def comes(self) -> None:
         """This rank takes part in an exchange: what it told before is over."""
-        if self._has_notice:
-            self._has_notice = False
-            self._write("raised", "")
+        self.has_notice = False
+        self._write("raised", "")
 
-    def wait(self, work: dist.Work) -> None:
-        """Waits for the message; raises if another rank has raised instead of sending it."""
+    def wait(self, works: Sequence[dist.Work | None]) -> None:
+        """Waits for the messages; raises if another rank has raised instead of sending one."""
         self._waits_since = time.monotonic()
         if not self._is_watched:
             self._is_watched = True
             _watch_over(self)
         try:
-            work.wait()
+            for work in works:
+                if work is not None:
+                    work.wait()
         except RuntimeError as error:
             self.explain(error)
             raise

@@ -233,12 +233,8 @@ def finish(folder: Path, world_size: int, half: int, first: Shown, second: Shown
     """Converts the checkpoint, compares, and says what was shown; on one process."""
     console = _console(0)
     console.rule("[bold]6. A Hugging Face folder")
-    index = shardwise.checkpoint.load_index(folder / "checkpoint")
-    names = [name for name in index.tensors if name.startswith("model.")]
-    rules = {name.removeprefix("model."): name for name in names}
-    others = {name: None for name in index.tensors if name not in names}
     converted = shardwise.checkpoint.convert(
-        index, folder / "huggingface", map={**rules, **others}, progress=False
+        folder / "checkpoint", folder / "huggingface", only="model", progress=False
     )
     file = folder / "huggingface" / "model.safetensors"
     console.print(

@@ -1,10 +1,10 @@
 """Layer 1: boxes, cuts, tilings, layouts. Pure; knows numpy and nothing of torch."""
 
 from shardwise.geometry.box import Box, Boxes
+from shardwise.geometry.grid import Grid
 from shardwise.geometry.layout import (
     REDUCE_OPS,
     Entry,
-    Grid,
     Layout,
     ReduceOp,
     check_layout,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -13,14 +11,16 @@ import numpy as np
 from shardwise.arguments import whole_number
 from shardwise.errors import ArgumentTypeError, LayoutError
 from shardwise.geometry.box import Box, Boxes, Ints, as_shape, frozen_ints
+from shardwise.geometry.grid import Grid, grid_cuts
 from shardwise.geometry.tiling import check_tiling
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["REDUCE_OPS", "Entry", "Grid", "Layout", "ReduceOp", "check_layout"]
+__all__ = ["REDUCE_OPS", "Entry", "Layout", "ReduceOp", "check_layout"]
 
-_MOST_PADDING = 64  # padded size of a Grid, in units of the layout's
+_MOST_PADDING = 64  # padded size of a grid, in units of the layout's
 ReduceOp = Literal["sum", "avg", "max", "min", "product"]  # what a pending layout waits for
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)  # all of them
 
@@ -31,27 +31,6 @@ class Entry(NamedTuple):
     box: Box
     rank: int
     term: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Grid:
-    """The factored form of a layout: cuts per dim and owners per cell; empty cells are left out.
-
-    Cell `(i, j)` is `[cuts[0][i], cuts[0][i + 1]) x [cuts[1][j], cuts[1][j + 1])`. A cell with
-    fewer owners than the one with the most is filled up with -1.
-    """
-
-    cuts: tuple[Ints, ...]  # per dim, (cells + 1,)
-    owners: Ints  # (cells of dim 0, ..., owners per cell): ranks
-    rows: Ints  # same shape: rows of the layout's arrays
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_grid, (self.cuts, self.owners, self.rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Cells per dim."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
 
 
 class Layout:
@@ -303,7 +282,7 @@ class Layout:
         first, count = first[is_full], count[is_full]
         if len(count) * count.max(initial=0) > _MOST_PADDING * len(self):
             return None
-        cuts = _grid_cuts(self.boxes.starts.take(first, axis=0), self.shape)
+        cuts = grid_cuts(self.boxes.starts.take(first, axis=0), self.shape)
         if cuts is None:
             return None
         slot = np.arange(count.max())
@@ -369,7 +348,7 @@ class Layout:
             if (copies := self.grid.owners.shape[-1]) > 1:
                 form += f", up to {copies} {'entries' if self.pending else 'replicas'} per cell"
         pending = "" if self.pending is None else f", pending {self.pending}"
-        return f"{form}, {_name_ranks(self.ranks)}{pending}"
+        return f"{form}, {ranks_text(self.ranks)}{pending}"
 
     def _repr_html_(self) -> str:
         """A small picture, for notebooks."""
@@ -397,28 +376,6 @@ class Layout:
     __str__ = __repr__
 
 
-def _grid_cuts(starts: Ints, shape: tuple[int, ...]) -> list[Ints] | None:
-    """Cuts per dim if boxes that start here, (n, ndim), in order, are a grid; they tile `shape`."""
-    if not len(starts):
-        return None
-    cuts = []
-    band = len(starts)  # the first boxes, alike in all dims before this one
-    for dim, size in enumerate(shape):
-        column = starts[:band, dim]
-        steps = np.flatnonzero(column[1:] != column[:-1]) + 1
-        cuts.append(np.concatenate([column[:1], column[steps], [size]]))
-        band = int(steps[0]) if len(steps) else band
-    cells = [len(along) - 1 for along in cuts]
-    if math.prod(cells) != len(starts):
-        return None
-    # Where every cell of a grid has one start, no box reaches into another cell: its start would
-    # be covered twice. So the boxes are the cells.
-    lows = np.ix_(*(along[:-1] for along in cuts))
-    columns = (column.reshape(cells) for column in starts.T)
-    is_grid = all((a == b).all() for a, b in zip(columns, lows, strict=True))
-    return cuts if is_grid else None
-
-
 def check_layout(value: object, what: str) -> None:
     """Raises an error about `what` unless it is a Layout; most pass a spec."""
     if not isinstance(value, Layout):
@@ -434,10 +391,6 @@ def _restore(
     shape: tuple[int, ...], boxes: Boxes, owners: Ints, terms: Ints | None, pending: ReduceOp | None
 ) -> Layout:
     return Layout(shape, boxes, owners, terms=terms, pending=pending)
-
-
-def _restore_grid(cuts: tuple[Ints, ...], owners: Ints, rows: Ints) -> Grid:
-    return Grid(tuple(map(frozen_ints, cuts)), frozen_ints(owners), frozen_ints(rows))
 
 
 def _column(values: Sequence[int] | Ints, length: int, what: str) -> Ints:
@@ -459,12 +412,3 @@ def _row_order(table: Ints) -> Ints | None:
     step = table[1:] - table[:-1]
     lead = np.take_along_axis(step, (step != 0).argmax(axis=1)[:, None], axis=1)
     return np.lexsort(table.T[::-1]) if (lead < 0).any() else None
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no ranks"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

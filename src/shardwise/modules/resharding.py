@@ -155,7 +155,8 @@ def _target(name: str, tensor: torch.Tensor, spec: ShardingSpec, members: Commun
             rank=members.rank,
             expected="a tensor that nothing but modules and optimizers refer to",
             got="one that autograd still uses, or that is weakly referenced",
-            fix="Call it between steps, after backward, with no loss of an earlier step kept.",
+            fix="Call it between steps, and let go of the last loss, `del loss`: its graph holds "
+            f'plain parameters. Or have {name!r} sharded from the start, by "replicate()".',
         )
     return found
 

@@ -14,6 +14,7 @@ import torch
 from shardwise.geometry import Box, Entry, Layout, is_tiling
 from shardwise.ops.blocks import blocks_of, following, result_of
 from shardwise.ops.rule import Call, Decision, Need
+from shardwise.ops.stacking import Stack, are_alone, label_of
 from shardwise.ops.whole_labels import usable_layouts
 from shardwise.ops.work import Use, bytes_moved, need_of
 
@@ -88,6 +89,7 @@ class _Muted(torch.autograd.Function):
 
 
 Spots = dict[int, _Spot]  # by the place of the operand
+Sums = list[list[tuple[tuple[_Spot, ...], Box]]]  # spots by place, and the block's range of labels
 
 
 def _decision(
@@ -129,7 +131,7 @@ def _made(
     spaces: Sequence[Sequence[Box]],
 ) -> Decision:
     # One sum per piece of the output on this rank: of what the function gives on these operands.
-    sums = [
+    sums: Sums = [
         [
             (tuple(spots[k] for k in range(len(needs))), space)
             for spots, space in zip(*row, strict=True)
@@ -143,9 +145,16 @@ def _made(
         for labels, layout in zip(form.outputs, layouts, strict=True)
     ]
 
+    stack = _stack(form, sums, result, call.rank)
+
     def kernel(
         pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
     ) -> list[list[torch.Tensor]]:
+        if stack is not None:
+            given = [spot.of(held) for spot, held in zip(sums[0][0][0], pieces, strict=True)]
+            together = stack.results(given, pieces, invoke)
+            if together is not None:
+                return [together]
         found = []
         for listed in sums:
             products = [
@@ -172,6 +181,50 @@ def _made(
         and (form.run is None or form.is_own(sums[0][0][1])),
         is_of_all=form.run is None,
     )
+
+
+def _stack(form: Form, sums: Sums, result: Result, rank: int) -> Stack | None:
+    """How the sums are one product, if they are. [Note: stacked pieces] in `stacking.py`"""
+    is_plain = form.run is None and not form.whole and not form.others
+    if not is_plain or len(sums) < 2 or any(len(listed) != 1 for listed in sums):
+        return None
+    if not are_alone(result.entries_of(rank), list(result.blocks)):
+        return None
+    found = (_stack_of(form, factor, sums) for factor in form.factors)
+    return next((stack for stack in found if stack is not None), None)
+
+
+def _stack_of(form: Form, factor: Factor, sums: Sums) -> Stack | None:
+    """The same, with pieces of this factor."""
+    label = label_of(form, factor)
+    if label is None:
+        return None
+    spaces = [space for ((_, space),) in sums]
+    spots = list(zip(*[spots for ((spots, _),) in sums], strict=True))  # by place
+    stacked = [factor.place]
+    if form.addend is not None and label in form.addend.labels:
+        if form.addend.labels[0] != label:
+            return None
+        stacked.append(form.addend.place)
+    if not all(
+        _are_in_order(one) if k in stacked else all(spot == one[0] for spot in one)
+        for k, one in enumerate(spots)
+    ):
+        return None
+    if len({_without(space, label) for space in spaces}) > 1:
+        return None
+    sizes = [space.shape[label] for space in spaces]
+    return Stack(tuple(stacked), form.output.index(label), sizes)
+
+
+def _are_in_order(spots: Sequence[_Spot]) -> bool:
+    """Whether these are the first pieces of an operand, whole, one after the other."""
+    return all(spot.is_whole and spot.piece == k for k, spot in enumerate(spots))
+
+
+def _without(space: Box, label: int) -> tuple[Box, Box]:
+    """The range of all labels but one."""
+    return space.along(tuple(range(label))), space.along(tuple(range(label + 1, len(space.start))))
 
 
 def _other_layout(form: Form, labels: tuple[int, ...], result: Result) -> Layout:

@@ -14,7 +14,7 @@ made. Bit for bit, on the CPU and on CUDA.
 True
 """
 
-from shardwise.random.fill import (
+from shardwise.random.distributions import (
     fill_bernoulli_,
     fill_cauchy_,
     fill_exponential_,

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.differentiable import exchange, exchange_of
+from shardwise.comm.differentiable import exchange_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
+from shardwise.sharded_tensor.entering_once import enter_once
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
 from shardwise.sharded_tensor.state import Seen, State
@@ -128,7 +129,7 @@ def _pieces(one: Found, need: Need, first: State) -> Sequence[torch.Tensor]:
         return one.carriers
     devices = (one.device,) * len(need.layout.boxes_of(rank))
     job = exchange_of(one.layout, need.layout, one.devices, devices, first.comm, work=need.work)
-    return exchange(job, one.carriers)
+    return enter_once(one, job)
 
 
 def _made(

@@ -110,7 +110,8 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
     if (new.layout, new.dtype, new.devices) == (state.layout, state.dtype, state.devices):
         for carrier, data in zip(state.carriers, new.carriers, strict=True):
             carrier.data = data.data
-        state.remote = None  # references lead to the memory that it had
+        # References lead to the memory that it had, and so does what has entered.
+        state.remote = state.entered = None
         return
     if not tensor.is_leaf:
         raise OpError(

@@ -19,11 +19,25 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Exchange
+    from shardwise.geometry import Layout
     from shardwise.ops import Decision, Need, Rule
 
 __all__ = ["Found", "Known", "call_with", "decide", "needs_grad"]
 
 Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a plain one
+
+
+# What a quick call that makes a tensor needs, in a plain tuple, which Python takes apart quickest:
+# `entering` and `like` as in `Known`, the decision's `local` and `is_view`, the output's layout
+# and its shape.
+Quickly = tuple[
+    "tuple[tuple[int, int, Exchange], ...]",
+    int | None,
+    "Callable[[torch.Tensor], torch.Tensor] | None",
+    bool,
+    "Layout",
+    tuple[int, ...],
+]
 
 
 class Known(NamedTuple):
@@ -35,12 +49,10 @@ class Known(NamedTuple):
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
     slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
-    # Of a quick call: positions of the arguments whose gradients are summed or moved, and by what.
-    entering: tuple[tuple[int, Exchange], ...] = ()
-    makes_quickly: bool = False  # whether it is quick, and gives a new tensor
-    is_view: bool = False  # the decision's
-    output: Any = None  # the layout of the decision's first
-    local: Callable[[torch.Tensor], torch.Tensor] | None = None  # the decision's
+    # Of a quick call: operands whose gradients are summed or moved, which arguments they are, and
+    # by what.
+    entering: tuple[tuple[int, int, Exchange], ...] = ()
+    quickly: Quickly | None = None  # None: it is not quick, or gives no new tensor
 
 
 def decide(
@@ -94,18 +106,20 @@ def decide(
     )
     like = [k for k, operand in enumerate(operands) if operand.layout == decision.outputs[0]]
     like = [k for k in like if not operands[k].is_plain]
+    first_like, output = like[0] if like else None, decision.outputs[0]
+    entering = _entering(pairs, slots, members, states[0].device) if is_quick else ()
+    makes_quickly = is_quick and not decision.is_in_place
     return Known(
         decision,
         is_quick,
-        like[0] if like else None,
+        first_like,
         operands,
         tuple(slots),
         sum(bytes_moved(operand, need) for operand, need in pairs),
-        _entering(pairs, slots, members, states[0].device) if is_quick else (),
-        is_quick and not decision.is_in_place,
-        decision.is_view,
-        decision.outputs[0],
-        decision.local,
+        entering,
+        (entering, first_like, decision.local, decision.is_view, output, output.shape)
+        if makes_quickly
+        else None,
     )
 
 
@@ -119,14 +133,15 @@ def _entering(
     slots: Sequence[tuple[Any, ...]],
     members: Communicator,
     device: torch.device,
-) -> tuple[tuple[int, Exchange], ...]:
+) -> tuple[tuple[int, int, Exchange], ...]:
     """The quick way with gradients: here nothing moves on the way there."""
     return tuple(
         (
+            number,
             slot[0],
             exchange_of(operand.layout, need.layout, (device,), (device,), members, work=need.work),
         )
-        for (operand, need), slot in zip(pairs, slots, strict=True)
+        for number, ((operand, need), slot) in enumerate(zip(pairs, slots, strict=True))
         if _enters(operand, need)
     )
 

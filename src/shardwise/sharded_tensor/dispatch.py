@@ -6,11 +6,11 @@ The order is: a user's `custom_sharded_op_impl`, the spec's `custom_sharding_spe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from shardwise._torch_compat import tree_leaves
+from shardwise._torch_compat import torch_name, tree_leaves
 from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharding_spec.custom_ops import check_custom_op
 
@@ -22,6 +22,7 @@ __all__ = [
     "HANDLERS",
     "OUTER",
     "RUNNERS",
+    "Runner",
     "_sharded_op_impl",
     "call_plain",
     "custom_sharded_op_impl",
@@ -33,9 +34,25 @@ __all__ = [
 
 Handler = TypeVar("Handler", bound="Callable[..., Any]")
 
+
+class Runner(Protocol):
+    """What a torch function with a rule does on these arguments.
+
+    `ask_torch` is given where torch was not asked yet: what is not known is its.
+    """
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ask_torch: Callable[..., Any] | None = None,
+        /,
+    ) -> Any: ...
+
+
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
-RUNNERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}  # of rules
+RUNNERS: dict[Any, Runner] = {}  # of rules
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 
@@ -61,6 +78,7 @@ def custom_sharded_op_impl(func: Callable[..., Any]) -> Callable[[Handler], Hand
     >>> @custom_sharded_op_impl(torch.nn.functional.hardswish)
     ... def hardswish(types, args, kwargs, process_group):
     ...     return args[0]
+    >>> del CUSTOM[torch.nn.functional.hardswish]  # here, where it is but an example
     """
 
     def register(implementation: Handler) -> Handler:
@@ -110,11 +128,7 @@ def function_name(function: Any) -> str:
     if getattr(function, "__name__", "") in ("__get__", "__set__") and owner is not None:
         verb = "" if function.__name__ == "__get__" else " = ..."
         return f"torch.Tensor.{getattr(owner, '__name__', '?')}{verb}"
-    try:
-        found = torch.overrides.resolve_name(function)
-    except Exception:  # of torch's own making, for functions that it does not know
-        found = None
-    return found or str(getattr(function, "__qualname__", repr(function)))
+    return torch_name(function) or str(getattr(function, "__qualname__", repr(function)))
 
 
 def sharded_arguments(args: Sequence[Any], kwargs: dict[str, Any], kind: type) -> list[Any]:

@@ -12,9 +12,10 @@ from shardwise.comm.agreement import agree, agreed_numbers
 from shardwise.comm.checks import should_check
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
-from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.errors import ArgumentValueError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.factories import state_of_pieces
+from shardwise.sharded_tensor.plain_tensors import check_strided, checked_plain
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, is_source, scatter
@@ -225,13 +226,4 @@ def _rows(inner: tuple[int, ...], counts: Sequence[int], members: Communicator) 
 
 
 def _check_plain(x: object, what: str, rank: int) -> None:
-    if not isinstance(x, torch.Tensor) or isinstance(x, ShardedTensor):
-        raise ArgumentTypeError(
-            f"x of {what}", rank=rank, expected="a plain torch.Tensor", got=type(x).__name__
-        )
-    if x.layout != torch.strided:
-        raise ArgumentValueError(
-            f"x of {what}: Only torch.strided layout is currently supported",
-            rank=rank,
-            got=x.layout,
-        )
+    check_strided(checked_plain(x, f"x of {what}", rank), rank, what=f"x of {what}")

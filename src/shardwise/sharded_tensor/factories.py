@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from shardwise.geometry import Box
+    from shardwise.comm.communicator import Communicator
+    from shardwise.geometry import Box, Layout
     from shardwise.metadata import TensorProperties
     from shardwise.sharded_tensor.state import State
 
@@ -38,6 +39,7 @@ __all__ = [
     "filled",
     "full",
     "home_device",
+    "layout_by",
     "ones",
     "state_of_pieces",
     "zeros",
@@ -177,13 +179,7 @@ def state_of_pieces(
             raise problem
         shape = checked_size(size)
         _check_options(dtype, layout, memory_format)
-        if not isinstance(spec, ShardingSpec):
-            raise ArgumentValueError(
-                f"Expecting ShardingSpec but got: {type(spec)}",
-                fix="E.g. shardwise.chunk(0), shardwise.grid([2, 2]) or a ChunkShardingSpec.",
-            )
-        placed = spec.layout(shape)
-        members.ranks.check_members(placed.ranks, what=f"{type(spec).__name__}'s placements")
+        placed = layout_by(spec, shape, members)
         devices = spec.local_devices(shape, members.rank)
         if requires_grad:
             check_requires_grad(placed, dtype, members.rank)
@@ -219,6 +215,18 @@ def state_of_pieces(
         init_rrefs=init_rrefs,
     )
     return connect(state)
+
+
+def layout_by(spec: object, shape: tuple[int, ...], members: Communicator) -> Layout:
+    """The layout that a spec gives, unless it is no spec or names ranks outside of the group."""
+    if not isinstance(spec, ShardingSpec):
+        raise ArgumentValueError(
+            f"Expecting ShardingSpec but got: {type(spec)}",
+            fix="E.g. shardwise.chunk(0), shardwise.grid([2, 2]) or a ChunkShardingSpec.",
+        )
+    layout = spec.layout(shape)
+    members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
+    return layout
 
 
 def home_device(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:

@@ -16,13 +16,12 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import (
     AgreementError,
     ArgumentTypeError,
-    ArgumentValueError,
     MetadataError,
     ShardCountError,
 )
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
-from shardwise.sharded_tensor.factories import checked_size, home_device
+from shardwise.sharded_tensor.factories import checked_size, home_device, layout_by
 from shardwise.sharded_tensor.metadata_of_shards import (
     check_dense,
     joined_metadata,
@@ -30,6 +29,7 @@ from shardwise.sharded_tensor.metadata_of_shards import (
     local_metadata,
     settled_inside,
 )
+from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharded_tensor.state import LooseState, State, make_state
@@ -374,7 +374,7 @@ def local_tensor_state(
     values: dict[str, object] = {"init_rrefs": init_rrefs}
     try:
         size = checked_size(global_size)
-        layout = _layout_by(sharding_spec, size, members)
+        layout = layout_by(sharding_spec, size, members)
         tensors = only_piece(local_tensor, layout, members.rank)
         values |= {"size": size, "sharding_spec": layout}
         values |= {"dtype": local_tensor.dtype, "requires_grad": local_tensor.requires_grad}
@@ -394,34 +394,10 @@ def local_tensor_state(
     return connect(state)
 
 
-def _layout_by(spec: object, size: tuple[int, ...], members: Communicator) -> Layout:
-    if not isinstance(spec, ShardingSpec):
-        raise ArgumentValueError(
-            f"Expecting ShardingSpec but got: {type(spec)}", fix="E.g. shardwise.chunk(0)."
-        )
-    layout = spec.layout(size)
-    members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
-    return layout
-
-
 def only_piece(local_tensor: torch.Tensor, layout: Layout, rank: int) -> list[torch.Tensor]:
     """The tensor as the only shard that `rank` has, or nothing if it has none."""
-    given: object = local_tensor
-    if not isinstance(given, torch.Tensor) or isinstance(given, ShardedTensor):
-        raise ArgumentTypeError(
-            "local_tensor",
-            rank=rank,
-            expected="a plain torch.Tensor",
-            got=type(local_tensor).__name__,
-        )
-    if not local_tensor.is_contiguous():
-        raise ArgumentValueError(
-            "local_tensor is not a contiguous Tensor.",
-            rank=rank,
-            got=f"strides {local_tensor.stride()} for shape {tuple(local_tensor.shape)}",
-            fix="Pass tensor.contiguous().",
-        )
-    check_dense(local_tensor, rank)
+    check_strided(checked_plain(local_tensor, "local_tensor", rank), rank)
+    check_contiguous(local_tensor, "local_tensor", rank)
     boxes = layout.boxes_of(rank)
     if len(boxes) > 1:
         raise ShardCountError(

@@ -42,8 +42,8 @@ def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
 
     That is when operands are not where the function needs them, or when it has no sharded rule and
     gathers them. Sums and statistics that a function exchanges as part of its own work are not
-    meant. "warn" (the default) warns once per place in the code. In a `with` statement, for its
-    block only.
+    meant. "warn" (the default) warns once per place in the code, on the first rank that has any of
+    the tensors; "error" raises on all. In a `with` statement, for its block only.
     """
     if policy not in get_args(ImplicitComm):
         raise ArgumentValueError(
@@ -68,12 +68,14 @@ def announce(
         "There is no sharded rule for this call. Work on st.local_shards(), write one with "
         'custom_sharded_op_impl, or accept it: shardwise.implicit_comm("allow").'
         if gathers
-        else "Bring the operands together first: shardwise.reshard(x, to); or accept it: "
-        'shardwise.implicit_comm("allow").'
+        else "Bring the operands together first, by shardwise.reshard(x, to) or the output_plan of "
+        'the module that they come from; or accept it: shardwise.implicit_comm("allow").'
     )
     if policy == "error":
         raise OpError(what, rank=rank, fix=fix)
-    warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())
+    # All ranks call, with the same layouts: one of them tells it for all.
+    if rank == min((layout.ranks[0] for layout in moved if layout.ranks), default=rank):
+        warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())
 
 
 def announce_move(func: Any, state: State, layout: Layout) -> None:

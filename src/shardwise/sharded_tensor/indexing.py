@@ -262,10 +262,12 @@ def _put_(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 _index_without_tensors = RUNNERS[_Tensor.__getitem__]
 
 
-def _getitem(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _getitem(args: tuple[Any, ...], kwargs: dict[str, Any], ask_torch: Any = None, /) -> Any:
     """By the rule of views, or else by that of index tensors."""
     if len(args) != 2 or is_basic_index(args[1]):
-        return _index_without_tensors(args, kwargs)
+        return _index_without_tensors(args, kwargs, ask_torch)
+    if ask_torch is not None:
+        return ask_torch(*args)
     found = index_by_tensors(*args)
     return compute_by_gathering(_Tensor.__getitem__, args, {}) if found is NotImplemented else found
 

@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shardwise.comm.agreement import explain, heard_by_all
-from shardwise.comm.ranks import ranks_text
 from shardwise.comm.tracing import recorded
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.entering import homes_of, inputs_behind, works_of
 from shardwise.sharded_tensor.global_shapes import find_shape
 from shardwise.sharded_tensor.to_layout import target_of
 from shardwise.sharding_spec.spec import ShardingSpec
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from shardwise.arguments import items
 from shardwise.comm.process_group import communicator
-from shardwise.comm.ranks import ranks_text
 from shardwise.errors import (
     AgreementError,
     ArgumentTypeError,
@@ -25,11 +24,13 @@ from shardwise.errors import (
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
 from shardwise.sharded_tensor.factories import checked_size
+from shardwise.sharded_tensor.plain_tensors import check_strided
 from shardwise.sharded_tensor.shard import Shard
 from shardwise.sharding_spec._internals import (
     check_tensor,
     validate_non_overlapping_shards_metadata,
 )
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,10 +86,7 @@ def local_metadata(
 
 def check_dense(tensor: torch.Tensor, rank: int) -> None:
     """Raises unless the tensor is strided and contiguous."""
-    if tensor.layout != torch.strided:
-        raise ArgumentValueError(
-            "Only torch.strided layout is currently supported", rank=rank, got=tensor.layout
-        )
+    check_strided(tensor, rank)
     if not tensor.is_contiguous():
         raise ArgumentValueError(
             "Only torch.contiguous_format memory_format is currently supported!",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import torch
 
-from shardwise._torch_compat import active_transform
+from shardwise._torch_compat import forward_ad, functorch_stack, is_tracing
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import exchange
@@ -26,8 +26,9 @@ from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES
 from shardwise.sharded_tensor.carrying_out import run_pieces
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
-from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, function_name, handles
+from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, Runner, function_name, handles
 from shardwise.sharded_tensor.distributing import digest
+from shardwise.sharded_tensor.entering_once import enter_once
 from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
@@ -55,7 +56,7 @@ __all__ = ["compare_calls"]
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _has_modes: Any = torch._C._is_torch_function_mode_enabled
 _Tensor: Any = torch.Tensor
-_grad_fn = _Tensor.grad_fn.__get__
+_STRIDED = torch.strided
 _NOTHING = nullcontext()
 _MOST_KEPT = 4096  # decisions of a group
 _NUMBERS = frozenset({int, float, complex})
@@ -65,17 +66,23 @@ _PLAIN = _NUMBERS | {bool, str, type(None), EllipsisType, torch.dtype}
 _OF_PARTS = frozenset({tuple, list, slice, torch.Size})
 
 
-def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+def _runner(rule: Rule, func: Any) -> Runner:
     """What `func` gives by its rule.
 
-    It tries the quick way for what it knows already, if that makes a new tensor; else it is `_run`.
-    One long function, since calls cost what small sums cost.
+    It tries the quick way for what it knows already, if that makes a new tensor; else it is `_run`,
+    or `ask_torch` where torch was not asked yet. One long function, since calls cost what small
+    sums cost.
     """
     reads_numbers, is_simple = rule.reads_numbers, not rule.reads_grad
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ask_torch: Callable[..., Any] | None = None,
+        /,
+    ) -> Any:
         if kwargs or not is_simple:
-            return _run(rule, func, args, kwargs)
+            return _run(rule, func, args, kwargs) if ask_torch is None else ask_torch(*args)
         key: list[Any] = [func]  # as in `_run`
         here: list[Any] = []
         found: list[State] = []
@@ -87,7 +94,7 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
                 kind = type(arg)
                 if kind is ShardedTensor:
                     state = arg._state
-                    if state.is_special or _grad_fn(arg) is not None:
+                    if state.is_special or arg.grad_fn is not None:
                         break
                     carrier = state.carriers[0]
                     key.append(id(state.layout))
@@ -113,33 +120,43 @@ def _runner(rule: Rule, func: Any) -> Callable[[tuple[Any, ...], dict[str, Any]]
             else:
                 if members is not None and not is_debugging() and not TRACES:
                     known = members.decisions.get(tuple(key))
-                if known is not None and known.makes_quickly:
-                    if known.entering:
-                        _enter(known.entering, here)
-                    local = known.local
+                quickly = None if known is None else known.quickly
+                if quickly is not None:
+                    entering, like, local, is_view, layout, shape = quickly
+                    if entering:
+                        _enter(entering, here, found)
                     piece = func(*here) if local is None else local(here[0])
                     if piece is here[0]:
                         return args[0]
-                    first, like, layout = found[0], known.like, known.output
-                    spec = None if like is None else found[like].spec
+                    first = found[0]
                     requires_grad = piece.requires_grad
-                    made = make_wrapper(
+                    made = make_wrapper(  # as `wrap`
                         ShardedTensor,
-                        layout.shape,
-                        dtype=piece.dtype,
-                        device=piece.device,
-                        requires_grad=requires_grad,
+                        shape,
+                        None,
+                        None,
+                        None,
+                        piece.dtype,
+                        _STRIDED,
+                        piece.device,
+                        False,
+                        requires_grad,
                     )
                     made._state = state = State(
-                        layout, (piece,), first.rank, members, spec, first.process_group
+                        layout,
+                        (piece,),
+                        first.rank,
+                        members,
+                        None if like is None else found[like].spec,
+                        first.process_group,
                     )
-                    if known.is_view and first.beside:
+                    if is_view and first.beside:
                         state.beside = first.beside
                     if requires_grad:
                         set_hooks(made, ASTRAY)
                     return made
         if known is None:
-            return _run(rule, func, args, kwargs)
+            return _run(rule, func, args, kwargs) if ask_torch is None else ask_torch(*args)
         return _carry_out(known, rule, func, args, kwargs, found, here)
 
     return run
@@ -156,7 +173,7 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for arg in args:
             if type(arg) is ShardedTensor:
                 state = arg._state
-                if state.is_special or _grad_fn(arg) is not None:
+                if state.is_special or arg.grad_fn is not None:
                     check_usable(arg)
                 carrier = state.carriers[0]
                 key.append(id(state.layout))
@@ -219,14 +236,14 @@ def _carry_out(
             return run_pieces(known, decision, func, args, kwargs, found)
     if known.entering:
         with doing(function_name(func)) if TRACES else _NOTHING:
-            _enter(known.entering, here)
+            _enter(known.entering, here, found)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
         if torch.is_grad_enabled():
             show_written(args[0])
         return args[0]
-    piece = func(*here, **kwargs) if known.local is None else known.local(here[0])
+    piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
     if piece is here[0]:
         return args[0]
     states = [one for one in found if isinstance(one, State)]
@@ -249,18 +266,23 @@ def _is_apart(one: Found, first: State) -> TypeGuard[State]:
     return isinstance(one, State) and one.members is not first.members
 
 
-def _enter(entering: Sequence[tuple[int, Exchange]], here: list[Any]) -> None:
+def _enter(
+    entering: Sequence[tuple[int, int, Exchange]], here: list[Any], found: Sequence[Found]
+) -> None:
     """Puts operands in place of which others have to stand, for the sake of their gradients."""
     if not torch.is_grad_enabled():
         return
-    for place, job in entering:
-        piece = here[place]
+    for number, place, job in entering:
+        piece, operand = here[place], found[number]
         if not piece.requires_grad:
             continue
         if job.source_devices[0] != piece.device:
             device = (piece.device,)
             job = replace(job, source_devices=device, target_devices=device)
-        (here[place],) = exchange(job, (piece,))
+        if isinstance(operand, State):
+            (here[place],) = enter_once(operand, job)
+        else:
+            (here[place],) = exchange(job, (piece,))
 
 
 def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) -> Any:
@@ -350,51 +372,48 @@ for _function, _composite in COMPOSITES.items():
     handles(_function)(_named(_function, _composite.run))
 
 
-# -- operators -------------------------------------------------------------------------------------
+# -- methods ---------------------------------------------------------------------------------------
 
 
-def _operator(name: str, func: Any) -> Callable[[Any, Any], Any]:
-    """An arithmetic operator of which torch makes `func`.
+def _method(name: str, func: Any) -> Callable[..., Any]:
+    """A method or operator of which torch makes `func`.
 
-    For two tensors that are where they belong it is the quick way without asking torch for it,
-    which is a quarter of the time of a small sum.
+    Calls that are known go their way without asking torch for it, which takes as long as the rest
+    of a small sum; all others ask torch, which checks arguments.
     """
     ask_torch = getattr(torch.Tensor, name)
 
-    def operate(self: Any, other: Any) -> Any:
-        if type(other) is not ShardedTensor or type(self) is not ShardedTensor:
-            return ask_torch(self, other)
-        if _has_modes() or active_transform() is not None:
-            return ask_torch(self, other)
-        a, b = self._state, other._state
-        x, y = a.carriers[0], b.carriers[0]
-        members = a.members
-        known = members and members.decisions.get(
-            (func, id(a.layout), x.dtype, id(b.layout), y.dtype)
-        )
+    @wraps(ask_torch)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        runner = RUNNERS.get(func)
         if (
-            not known
-            or not known.makes_quickly
-            or known.entering
-            or members is not b.members
-            or is_debugging()
+            kwargs
+            or _Tensor in map(type, args)  # a plain tensor is never known
+            or runner is None
+            or _has_modes()
+            or functorch_stack() is not None  # as `active_transform` says, without the call
+            or forward_ad._current_level >= 0
+            or is_tracing()
+            or func in CUSTOM
+            or func in CUSTOM_FUNCTIONS
         ):
-            return ask_torch(self, other)
-        with _NoDispatch():
-            is_past = _grad_fn(self) is not None or _grad_fn(other) is not None
-        if is_past or a.is_special or b.is_special or func in CUSTOM or func in CUSTOM_FUNCTIONS:
-            return ask_torch(self, other)
-        spec = a.spec if known.like == 0 else b.spec
-        return wrap(State(known.output, (func(x, y),), a.rank, members, spec, a.process_group))
+            return ask_torch(self, *args, **kwargs)
+        return runner((self, *args), kwargs, ask_torch)
 
-    operate.__name__ = name
-    return operate
+    return method
 
 
-for _name, _function in (
-    ("__add__", _Tensor.add),
-    ("__sub__", _Tensor.sub),
-    ("__mul__", _Tensor.mul),
-    ("__truediv__", _Tensor.div),
-):
-    setattr(ShardedTensor, _name, _operator(_name, _function))
+_OPERATORS = {
+    "__add__": _Tensor.add,
+    "__sub__": _Tensor.sub,
+    "__mul__": _Tensor.mul,
+    "__truediv__": _Tensor.div,
+}
+_METHODS = {
+    name: func
+    for func in RUNNERS
+    if (name := getattr(func, "__name__", "")) and getattr(_Tensor, name, None) is func
+}
+for _name, _function in (_METHODS | _OPERATORS).items():
+    if getattr(ShardedTensor, _name) is getattr(_Tensor, _name):  # not one of our own
+        setattr(ShardedTensor, _name, _method(_name, _function))

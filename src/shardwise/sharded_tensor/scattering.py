@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.comm.differentiable import Exchange, carriers_of, home_of, transfer_of
+from shardwise.comm.differentiable import (
+    carriers_of,
+    exchange,
+    exchange_of,
+    home_of,
+    transfer_of,
+)
 from shardwise.comm.executor import execute_all
-from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.errors import ArgumentTypeError
+from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.differentiable import Carriers, Exchange
     from shardwise.geometry import Layout
 
 __all__ = ["SEED_PHRASES", "Full", "checked_full", "is_source", "on_meta", "scatter"]
@@ -65,7 +73,7 @@ def is_source(members: Communicator, src_rank: int | None) -> bool:
 
 
 def checked_full(
-    tensor: object,
+    given: object,
     spec: object,
     members: Communicator,
     *,
@@ -74,17 +82,15 @@ def checked_full(
 ) -> Full:
     """The tensor and the spec, unless they do not fit; `name` is the tensor's, in messages."""
     has_data = is_source(members, src_rank)
-    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardedTensor):
-        raise ArgumentTypeError(
-            f"{name}, which is to be distributed",
-            rank=members.rank,
-            expected="a plain torch.Tensor",
-            got=type(tensor).__name__,
-            fix="A ShardedTensor is resharded: shardwise.reshard(st, spec)."
-            if isinstance(tensor, ShardedTensor)
-            else None,
-        )
-    _check_memory(tensor, name, members.rank, has_data=has_data)
+    tensor = checked_plain(
+        given,
+        f"{name}, which is to be distributed",
+        members.rank,
+        fix="A ShardedTensor is resharded: shardwise.reshard(st, spec).",
+    )
+    check_strided(tensor, members.rank, what=name)
+    if has_data:
+        check_contiguous(tensor, name, members.rank)
     if not isinstance(spec, ShardingSpec):
         raise ArgumentTypeError(
             "sharding_spec",
@@ -100,22 +106,6 @@ def checked_full(
     return Full(tensor, spec, layout, spec.local_devices(shape, members.rank))
 
 
-def _check_memory(tensor: torch.Tensor, name: str, rank: int, *, has_data: bool) -> None:
-    if tensor.layout != torch.strided:
-        raise ArgumentValueError(
-            f"{name}: Only torch.strided layout is currently supported",
-            rank=rank,
-            got=tensor.layout,
-        )
-    if has_data and not tensor.is_contiguous():
-        raise ArgumentValueError(
-            f"{name} is not a contiguous Tensor",
-            rank=rank,
-            got=f"strides {tensor.stride()} for shape {tuple(tensor.shape)}",
-            fix="Pass tensor.contiguous().",
-        )
-
-
 def scatter(
     fulls: Sequence[Full],
     members: Communicator,
@@ -127,19 +117,34 @@ def scatter(
     jobs = [_job(full, members, src_rank) for full in fulls]
     with torch.no_grad():
         held = [_held(full, job) for full, job in zip(fulls, jobs, strict=True)]
-        transfers = [transfer_of(job, one) for job, one in zip(jobs, held, strict=True)]
-        moved = execute_all(transfers, group=members, max_bytes=max_bytes)
+        if len(fulls) == 1 and max_bytes is None:  # as a reshard, which takes the short way
+            moved = [exchange(jobs[0], held[0])]
+        else:
+            moved = _moved_together(jobs, held, members, max_bytes)
+    return [_made(full, carriers, members) for full, carriers in zip(fulls, moved, strict=True)]
+
+
+def _moved_together(
+    jobs: Sequence[Exchange],
+    held: Sequence[Carriers],
+    members: Communicator,
+    max_bytes: int | None,
+) -> list[Carriers]:
+    transfers = [transfer_of(job, one) for job, one in zip(jobs, held, strict=True)]
+    moved = execute_all(transfers, group=members, max_bytes=max_bytes)
     return [
-        _made(full, shards, members, home_of(job, one))
-        for full, shards, job, one in zip(fulls, moved, jobs, held, strict=True)
+        carriers_of(shards, dtype=one[0].dtype, device=home_of(job, one))
+        for shards, job, one in zip(moved, jobs, held, strict=True)
     ]
 
 
 def _job(full: Full, members: Communicator, src_rank: int | None) -> Exchange:
-    owners = members.ranks if src_rank is None else (members.ranks.rank_at(src_rank),)
-    source = replicated(full.layout.shape, tuple(sorted(owners)))
-    here = (full.tensor.device,) if members.rank in source.ranks else ()
-    return Exchange(source, full.layout, here, full.devices, members)
+    owners = (
+        tuple(sorted(members.ranks)) if src_rank is None else (members.ranks.rank_at(src_rank),)
+    )
+    source = replicated(full.layout.shape, owners)
+    here = (full.tensor.device,) if members.rank in owners else ()
+    return exchange_of(source, full.layout, here, full.devices, members)
 
 
 def _held(full: Full, job: Exchange) -> tuple[torch.Tensor, ...]:
@@ -155,27 +160,15 @@ def on_meta(full: Full, members: Communicator) -> ShardedTensor:
     shards = [torch.empty(box.shape, dtype=full.tensor.dtype, device="meta") for box in boxes]
     meta = torch.device("meta")
     spec = on_device(full.spec, full.layout.shape, meta)
-    return _made(full, shards, members, meta, spec=spec)
+    carriers = carriers_of(shards, dtype=full.tensor.dtype, device=meta)
+    return _made(full, carriers, members, spec=spec)
 
 
 def _made(
-    full: Full,
-    shards: Sequence[torch.Tensor],
-    members: Communicator,
-    device: torch.device,
-    *,
-    spec: ShardingSpec | None = None,
+    full: Full, carriers: Carriers, members: Communicator, *, spec: ShardingSpec | None = None
 ) -> ShardedTensor:
-    for shard in shards:
-        shard.requires_grad_(full.tensor.requires_grad)
-    return wrap(
-        make_state(
-            full.layout,
-            shards,
-            group=members,
-            spec=full.spec if spec is None else spec,
-            dtype=full.tensor.dtype,
-            device=device,
-            requires_grad=full.tensor.requires_grad,
-        )
-    )
+    if full.tensor.requires_grad:
+        for carrier in carriers:
+            carrier.requires_grad_(True)
+    spec = full.spec if spec is None else spec
+    return wrap(make_state(full.layout, carriers, group=members, spec=spec))

@@ -69,8 +69,30 @@ class _Kept:
 class State:
     """A sharded tensor on one rank. Changed by nobody: a tensor gets a new one.
 
-    Every op makes one, so what most tensors do not have stands on the class.
+    Every op makes one and reads several, and slots are what Python reads quickest.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "beside",
+        "carriers",
+        "converted_from",
+        "entered",
+        "hooks",
+        "init_rrefs",
+        "is_freed",
+        "is_from_rows",
+        "is_special",
+        "layout",
+        "members",
+        "process_group",
+        "rank",
+        "remote",
+        "reshaped_from",
+        "shown_grad",
+        "spec",
+        "view_of",
+    )
 
     layout: Layout
     carriers: Carriers  # the local shards in the order of `layout.boxes_of(rank)`, or a tie
@@ -80,17 +102,18 @@ class State:
     # Held here, since torch lets go of a destroyed group, and a communicator holds it weakly.
     process_group: ProcessGroup | None
 
-    init_rrefs: bool = False
-    remote: Any = None  # `RemoteShards`, where `init_rrefs` asked for them
-    reshaped_from: Any = None  # the tensor of which it shows all elements, so that it can be set
-    hooks: tuple[Any, ...] = ()  # `Hook`s, which follow an in-place reshard
-    beside: Carriers = ()  # of a view: all pieces of what it shows a part of, if there are several
-    is_freed: bool = False  # whether `reshard_all(free_source=True)` has given the data up
-    view_of: tuple[Seen, ...] = ()  # what it shows a gathered copy of. [Note: lost views]
-    is_from_rows: bool = False  # whether a plain tensor, taken as each rank's rows, is in it
-    is_special: bool = False  # whether any of the last three is set, so that ops need to ask once
-    converted_from: Any = None  # the parameter that is to become this. [Note: Module.to]
-    shown_grad: Any = None  # the tensor object that stands for the carriers' gradients
+    init_rrefs: bool
+    remote: Any  # `RemoteShards`, where `init_rrefs` asked for them
+    reshaped_from: Any  # the tensor of which it shows all elements, so that it can be set
+    hooks: tuple[Any, ...]  # `Hook`s, which follow an in-place reshard
+    beside: Carriers  # of a view: all pieces of what it shows a part of, if there are several
+    is_freed: bool  # whether `reshard_all(free_source=True)` has given the data up
+    view_of: tuple[Seen, ...]  # what it shows a gathered copy of. [Note: lost views]
+    is_from_rows: bool  # whether a plain tensor, taken as each rank's rows, is in it
+    is_special: bool  # whether any of the last three is set, so that ops need to ask once
+    converted_from: Any  # the parameter that is to become this. [Note: Module.to]
+    shown_grad: Any  # the tensor object that stands for the carriers' gradients
+    entered: Any  # `Entered`: the carriers as they have entered work
 
     def __init__(
         self,
@@ -108,8 +131,13 @@ class State:
         self.members = members
         self.spec = spec
         self.process_group = process_group
+        self.init_rrefs = self.is_freed = self.is_from_rows = self.is_special = False
+        self.remote = self.reshaped_from = self.converted_from = self.shown_grad = None
+        self.entered = None
+        self.hooks = self.beside = self.view_of = ()
         if others:
-            vars(self).update(others)
+            for name, value in others.items():
+                setattr(self, name, value)
 
     @property
     def shards(self) -> Carriers:
@@ -166,14 +194,12 @@ class State:
 
     def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
         """The same, holding other tensors; hooks, views and remote references stay behind."""
-        made = object.__new__(type(self))
-        attributes = vars(made)
-        attributes.update(vars(self))
-        if not _LEFT_BEHIND.isdisjoint(attributes):
-            for name in _LEFT_BEHIND:
-                attributes.pop(name, None)
-        attributes.update(changes)
-        made.carriers = tuple(carriers)
+        made = type(self)(
+            self.layout, tuple(carriers), self.rank, self.members, self.spec, self.process_group
+        )
+        made.is_freed, made.is_from_rows = self.is_freed, self.is_from_rows
+        for name, value in changes.items():
+            setattr(made, name, value)
         made.is_special = bool(made.is_freed or made.view_of or made.is_from_rows)
         return made
 
@@ -182,12 +208,11 @@ class State:
 
         Pickles of a tensor have no State: `pickling.py`.
         """
-        others = {name: value for name, value in vars(self).items() if name not in _LEFT_BEHIND}
-        return others.pop("carriers"), _Kept(others)
+        return self.carriers, _Kept({name: getattr(self, name) for name in _STAGED})
 
     def __setstate__(self, saved: tuple[Carriers, _Kept]) -> None:
-        self.carriers, kept = saved
-        vars(self).update(kept.values)
+        carriers, kept = saved
+        State.__init__(self, carriers=carriers, **kept.values)
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""
@@ -204,24 +229,25 @@ class State:
         return self.with_carriers([fn(carrier) for carrier in self.carriers], **changes)
 
 
-_LEFT_BEHIND = frozenset(
-    {
-        "hooks",
-        "init_rrefs",
-        "remote",
-        "converted_from",
-        "view_of",
-        "beside",
-        "reshaped_from",
-        "shown_grad",
-    }
+# Of the attributes, those that a staged copy has too.
+_STAGED = (
+    "layout",
+    "rank",
+    "members",
+    "spec",
+    "process_group",
+    "is_freed",
+    "is_from_rows",
+    "is_special",
 )
 
 
 class LooseState(State):
     """A tensor of no group, of which this process holds any shards, also of several ranks."""
 
-    held: tuple[tuple[int, Box], ...] = ()  # rank and box of each carrier; none: there is a tie
+    __slots__ = ("held",)
+
+    held: tuple[tuple[int, Box], ...]  # rank and box of each carrier; none: there is a tie
 
     @property
     def shards(self) -> Carriers:
@@ -235,6 +261,13 @@ class LooseState(State):
     @property
     def owners(self) -> tuple[int, ...]:
         return tuple(rank for rank, _ in self.held)
+
+    def with_carriers(self, carriers: Sequence[torch.Tensor], **changes: Any) -> State:
+        return super().with_carriers(carriers, **{"held": self.held} | changes)
+
+    def __getstate__(self) -> tuple[Carriers, _Kept]:
+        carriers, kept = super().__getstate__()
+        return carriers, _Kept(kept.values | {"held": self.held})
 
 
 def check_requires_grad(layout: Layout, dtype: torch.dtype, rank: int) -> None:

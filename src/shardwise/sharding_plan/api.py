@@ -75,7 +75,7 @@ class ShardingPlan:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> ShardingPlan:
         """The plan in a YAML or JSON file."""
-        return cls.from_dict(read_plain(path))
+        return cls(**fields_from_plain(read_plain(path), source=str(path)))
 
 
 class ShardingPlanner(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ from shardwise.arguments import whole_numbers
 from shardwise.comm import communicator
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharding_plan.matching import inside, match
+from shardwise.sharding_plan.problems import starred
 from shardwise.sharding_spec.on_device import on_device
 from shardwise.sharding_spec.text import spec_text
-from shardwise.transfer.explain import plural
 from shardwise.transfer.units import format_bytes
+from shardwise.words import dtype_name, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,7 +156,7 @@ def _row(
     row = PlanRow(
         names,
         tuple(tensor.shape),
-        str(tensor.dtype).removeprefix("torch."),
+        dtype_name(tensor.dtype),
         None if sharder is None else f"by {sharder}",
         now,
         stays,
@@ -187,7 +187,7 @@ def _folded(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """Rows that are equal but for numbers in their names as one, with the bytes of all."""
     groups: dict[Any, list[PlanRow]] = {}
     for row in rows:
-        names = tuple(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in row.names)
+        names = tuple(starred(name) for name in row.names)
         held = (tuple(row.before.items()), tuple(row.after.items()))
         groups.setdefault((names, row.shape, row.dtype, row.spec, held), []).append(row)
     return [

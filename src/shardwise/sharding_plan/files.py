@@ -68,46 +68,47 @@ def _plain(entry: object, what: str) -> str | dict[str, Any]:
     )
 
 
-def fields_from_plain(plain: object) -> dict[str, Any]:
-    """The arguments of the ShardingPlan of which `plain_plan` gave this; checks all of it."""
+def fields_from_plain(plain: object, source: str = "the saved plan") -> dict[str, Any]:
+    """The arguments of the ShardingPlan of which `plain_plan` gave this; checks all of it.
+
+    Messages say that it came from `source`.
+    """
     if not isinstance(plain, Mapping) or "plan" not in plain:
         raise ShardingPlanError(
-            "saved plan",
+            source,
             expected="a mapping with `plan`",
             got=sorted(plain) if isinstance(plain, Mapping) else type(plain).__name__,
             fix=f"Its keys are {', '.join(_FIELDS)}.",
         )
     for name in plain:
         if name not in _FIELDS:
-            raise ShardingPlanError(
-                "saved plan", expected=f"keys {', '.join(_FIELDS)}", got=repr(name)
-            )
-    found: dict[str, Any] = {"plan": _entries(plain["plan"], "plan")}
+            raise ShardingPlanError(source, expected=f"keys {', '.join(_FIELDS)}", got=repr(name))
+    found: dict[str, Any] = {"plan": _entries(plain["plan"], "plan", source)}
     for name in ("output_plan", "input_plan"):
         if plain.get(name) is not None:
-            found[name] = _entries(plain[name], name)
+            found[name] = _entries(plain[name], name, source)
     if plain.get("return_local_tensor") is not None:
         found["return_local_tensor"] = items(
-            plain["return_local_tensor"], "return_local_tensor of the saved plan", of="names"
+            plain["return_local_tensor"], f"return_local_tensor of {source}", of="names"
         )
     return found
 
 
-def _entries(entries: object, field: str) -> dict[str, Any]:
+def _entries(entries: object, field: str, source: str) -> dict[str, Any]:
     if not isinstance(entries, Mapping):
         raise PlanTypeError(
-            f"{field} of the saved plan", expected="a mapping", got=type(entries).__name__
+            f"{field} of {source}", expected="a mapping", got=type(entries).__name__
         )
     found = {}
     for key, value in entries.items():
         if not isinstance(key, str):
             raise PlanTypeError(
-                f"key of {field} of the saved plan", expected="a dotted name", got=repr(key)
+                f"key of {field} of {source}", expected="a dotted name", got=repr(key)
             )
         try:
             found[key] = _entry(value, field)
         except ShardwiseError as error:
-            raise ShardingPlanError(f"{key!r} of {field} of the saved plan: {error}") from error
+            raise ShardingPlanError(f"{key!r} of {field} of {source}: {error}") from error
     return found
 
 
@@ -195,7 +196,17 @@ def read_plain(path: str | PathLike[str]) -> Any:
             return json.loads(text, object_pairs_hook=_once_each)
         return yaml.load(text, _loader())
     except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ShardingPlanError(f"plan in {file}: {_in_short(error)}") from error
+    except ShardwiseError as error:
         raise ShardingPlanError(f"plan in {file}: {error}") from error
+
+
+def _in_short(error: Exception) -> str:
+    """Where the text of a file ends to be YAML, in one line; JSON's error is one."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return str(error)
+    return f"{problem}: line {mark.line + 1} column {mark.column + 1}"
 
 
 def _is_json(file: Path) -> bool:

@@ -11,7 +11,7 @@ from shardwise.errors import PlanClashError, ShardingPlanError, ShardwiseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["all_in_one", "claimed_twice", "clash", "is_pattern", "nearest", "quoted"]
+__all__ = ["all_in_one", "claimed_twice", "clash", "is_pattern", "nearest", "quoted", "starred"]
 
 _MOST_NEAREST = 3
 _MOST_SHOWN = 20  # problems in one message
@@ -20,6 +20,11 @@ _MOST_SHOWN = 20  # problems in one message
 def is_pattern(key: str) -> bool:
     """Whether a key has signs that fnmatch reads."""
     return any(sign in key for sign in "*?[")
+
+
+def starred(name: str) -> str:
+    """The name with `*` for the numbers in it: `layers.*.weight` for `layers.3.weight`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def clash(by: str, path: str, sharder: str) -> PlanClashError:
@@ -46,7 +51,7 @@ def nearest(key: str, names: list[str], prefix: str) -> str:
     start = len(prefix) + 1 if prefix else 0
     short = [name[start:] for name in names if name != prefix]
     if is_pattern(key):
-        short = [re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in short]
+        short = [starred(name) for name in short]
     near = difflib.get_close_matches(key, dict.fromkeys(short), n=_MOST_NEAREST, cutoff=0.4)
     return f"Nearest: {quoted(near)}." if near else f"It has: {quoted(list(dict.fromkeys(short)))}."
 

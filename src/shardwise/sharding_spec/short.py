@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,9 +36,12 @@ __all__ = [
     "parse_spec",
     "partial",
     "replicate",
+    "simulated_world_size",
 ]
 
 Device = str | torch.device
+# Of the simulation that this code runs in; None outside of one.
+simulated_world_size: ContextVar[int | None] = ContextVar("simulated_world_size", default=None)
 
 
 def chunk(
@@ -195,11 +199,14 @@ def _place(rank: object, device: Device | None) -> Placement:
 
 
 def _default_ranks() -> Sequence[int]:
+    if (simulated := simulated_world_size.get()) is not None:
+        return range(simulated)
     if not (dist.is_available() and dist.is_initialized()):
         raise NotInitializedError(
             "the spec's ranks are not known: Need to initialize default process group first",
-            fix="Pass ranks=[0, 1, ...], start with torchrun and call "
-            "torch.distributed.init_process_group(), or use shardwise.run_local.",
+            fix="To look at layouts, pass ranks=[0, 1, ...]. For tensors, start with torchrun and "
+            "call torch.distributed.init_process_group(), or use shardwise.run_local(fn, "
+            "world_size); on one process alone, shardwise.init_single().",
         )
     return range(dist.get_world_size())
 

@@ -6,14 +6,13 @@ import atexit
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardwise import processes
 from shardwise.errors import RankFailure
 from shardwise.testing.rank_process import (
     STACKS_SIGNAL,
@@ -229,46 +228,8 @@ def _started(
     context: ForkServerContext | SpawnContext, rank: int, *connections: Connection[Any, Any]
 ) -> BaseProcess:
     process = context.Process(target=serve, args=connections, name=f"{_NAME} {rank}")
-    default = multiprocessing.get_start_method(allow_none=True)
-    try:
-        with _blank_main(), _existing_cwd():
-            process.start()
-    finally:
-        # A start settles an open default, and the caller may still want to choose one.
-        multiprocessing.set_start_method(default, force=True)
+    processes.start(process)
     return process
-
-
-@contextmanager
-def _blank_main() -> Iterator[None]:
-    """Hides `__main__`, so that no rank runs the caller's script again.
-
-    multiprocessing would, for names pickled by reference to `__main__`; here those travel by
-    value, and a script needs no `if __name__ == "__main__"`.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextmanager
-def _existing_cwd() -> Iterator[None]:
-    """Leaves a working folder that was removed; multiprocessing and torch's import need one."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        gone = os.open(".", os.O_RDONLY)
-        os.chdir(os.sep)
-        try:
-            yield
-        finally:
-            os.fchdir(gone)
-            os.close(gone)
-    else:
-        yield
 
 
 def _last_words(code: int | None, stacks: str) -> str:

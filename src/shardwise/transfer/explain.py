@@ -12,6 +12,7 @@ import numpy as np
 from shardwise.arguments import whole_number
 from shardwise.transfer.moves import NO_GROUP
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shardwise.transfer.plan import TransferPlan
     from shardwise.transfer.schedule import Schedule
 
-__all__ = ["explain_plan", "plural", "reductions_in_words", "total_in_words"]
+__all__ = ["explain_plan", "reductions_in_words", "total_in_words"]
 
 _WIDTH = 80
 _INDENT = 10  # of everything that stands beside a heading
@@ -174,8 +175,3 @@ def _table(plan: TransferPlan, schedule: Schedule, max_lines: int) -> list[str]:
         for row in rows
     ]
     return ["", *lines, *words]
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 rank`, `4,000 ranks`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

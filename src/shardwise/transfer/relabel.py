@@ -25,10 +25,10 @@ import numpy as np
 from shardwise.arguments import items, whole_number, whole_numbers
 from shardwise.errors import ArgumentTypeError, PlanError
 from shardwise.geometry import Layout, check_layout
-from shardwise.transfer.explain import plural
 from shardwise.transfer.moves import ragged
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

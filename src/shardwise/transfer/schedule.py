@@ -22,6 +22,7 @@ from shardwise.errors import PlanError
 from shardwise.geometry import flat_range_boxes
 from shardwise.transfer.moves import NO_GROUP, Moves
 from shardwise.transfer.program import RankProgram, contiguous_in
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,9 +71,8 @@ class Schedule:
 
     def __repr__(self) -> str:
         cap = "" if self.max_bytes is None else f", at most {self.max_bytes} bytes of staging"
-        tensors, rounds = len(self.plans), len(self.rounds)
-        of = f"{tensors} tensor{'s' if tensors != 1 else ''}"
-        return f"Schedule({of} in {rounds} round{'s' if rounds != 1 else ''}{cap})"
+        tensors, rounds = plural(len(self.plans), "tensor"), plural(len(self.rounds), "round")
+        return f"Schedule({tensors} in {rounds}{cap})"
 
 
 def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -> Schedule:

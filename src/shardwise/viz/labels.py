@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, TypeVar
+
+from shardwise.words import rank_runs, run_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,16 +41,9 @@ def _name_ranks(ranks: Sequence[int], level: int) -> str:
         if ranks[-1] - ranks[0] == len(ranks) - 1:
             return f"{ranks[0]}-{ranks[-1]}"
         return ",".join("…" if rank is None else f"{rank}" for rank in _elide(ranks, max(level, 1)))
-    return ",".join("…" if run is None else run for run in _elide(_runs(ranks), level))
-
-
-def _runs(ranks: Sequence[int]) -> list[str]:
-    """Three or more neighbours as one `first-last`, others one by one."""
-    runs: list[str] = []
-    for _, group in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
-        run = [rank for _, rank in group]
-        runs += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    return runs
+    return ",".join(
+        "…" if run is None else run_text(run) for run in _elide(rank_runs(ranks), level)
+    )
 
 
 def _elide(items: Sequence[T], level: int) -> list[T | None]:

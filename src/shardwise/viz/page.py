@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwise.errors import ArgumentValueError
 from shardwise.transfer import TransferPlan
-from shardwise.transfer.explain import plural, reductions_in_words
+from shardwise.transfer.explain import reductions_in_words
 from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import rank_hex, rank_ink
 from shardwise.viz.labels import NUM_LEVELS, box_label
@@ -25,6 +25,7 @@ from shardwise.viz.legend import Legend
 from shardwise.viz.matrix import Matrix, block_name, shade_of
 from shardwise.viz.plan import matrix_in_words, totals_in_words
 from shardwise.viz.planes import Regions
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

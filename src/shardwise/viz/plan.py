@@ -12,13 +12,14 @@ from rich.text import Text
 from shardwise.arguments import whole_number
 from shardwise.errors import ArgumentTypeError
 from shardwise.transfer import TransferPlan
-from shardwise.transfer.explain import plural, reductions_in_words, total_in_words
+from shardwise.transfer.explain import reductions_in_words, total_in_words
 from shardwise.transfer.units import format_bytes
 from shardwise.viz.drawing import GAP, Drawing, in_row
 from shardwise.viz.matrix import Matrix, MatrixText, write_matrix
 from shardwise.viz.notes import picture_notes
 from shardwise.viz.picture import Picture, Room, draw_plane
 from shardwise.viz.planes import Plane, Regions, iter_planes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -56,13 +56,7 @@ def save_picture(
         )
     )
     target = Path(path)
-    suffix = target.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ArgumentValueError(
-            "path of a picture",
-            expected=f"one that ends in {' or '.join(_SUFFIXES)}",
-            got=repr(str(path)),
-        )
+    suffix = _checked_suffix(target)
     if not isinstance(picture_of, Layout | TransferPlan):
         raise ArgumentTypeError(
             "picture",
@@ -94,3 +88,14 @@ def save_picture(
     else:
         target.write_bytes(raster_of(scene, suffix[1:]))
     return target
+
+
+def _checked_suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ArgumentValueError(
+            "path of a picture",
+            expected=f"one that ends in {' or '.join(_SUFFIXES)}",
+            got=repr(str(path)),
+        )
+    return suffix
