@@ -416,8 +416,13 @@ def test_an_interrupt_ends_the_busy_ranks_and_reaches_the_caller() -> None:
         _busy()
 
     before = run_local(_pid, 2)
-    with pytest.raises(KeyboardInterrupt):
-        run_local(interrupt, 2, os.getpid())
+    # A shell's background jobs ignore interrupts.
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_local(interrupt, 2, os.getpid())
+    finally:
+        signal.signal(signal.SIGINT, was)
     assert not set(run_local(_pid, 2)) & set(before)
 
 
