@@ -12,11 +12,14 @@ import typer
 
 from shardwise import __version__
 from shardwise.cli.bench import bench
-from shardwise.cli.checkpoints import saved_layout
+from shardwise.cli.convert import convert
 from shardwise.cli.demo import demo
+from shardwise.cli.diff import diff
 from shardwise.cli.doctor import doctor
+from shardwise.cli.inspect import inspect, saved_layout
 from shardwise.cli.plan import plan
 from shardwise.cli.reshard_plan import reshard_plan
+from shardwise.cli.verify import verify
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
 from shardwise.errors import ArgumentValueError, DamagedError, ShardwiseError
 
@@ -169,11 +172,8 @@ def _checked_choice(
     return str(tensor if tensor is not None else drawn["--spec"])
 
 
-app.command()(reshard_plan)
-app.command()(plan)
-app.command()(doctor)
-app.command()(demo)
-app.command()(bench)
+for _command in (reshard_plan, plan, doctor, demo, bench, inspect, convert, verify, diff):
+    app.command()(_command)
 
 
 def _entries(layout: Layout, itemsize: int) -> dict[str, object]:

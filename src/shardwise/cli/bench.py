@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,7 +30,7 @@ def bench(
     ranks: Annotated[int, typer.Option(min=2, max=64, help="Local processes.")] = 4,
     side: Annotated[int, typer.Option(min=64, help="A square float32 tensor of this side.")] = 4096,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it for a program.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Move a tensor between layouts on local processes (gloo), beside DTensor.
 

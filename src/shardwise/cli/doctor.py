@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,7 +38,7 @@ def doctor(
     test: Annotated[
         bool, typer.Option("--test/--no-test", help="Run the self test on two local ranks.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print for a program.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look whether this machine can run shardwise.
 

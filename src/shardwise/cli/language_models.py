@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwise.arguments import whole_number
+from shardwise.cli.words import find_dtype
 from shardwise.errors import ArgumentValueError
 from shardwise.sharders import MLP, Attention, Columnwise, Rowwise
 from shardwise.sharding_plan import ShardingPlan
@@ -61,8 +62,8 @@ class _Config:
 
     @staticmethod
     def _dtype(name: object) -> torch.dtype:
-        found = getattr(torch, str(name).removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
+        found = find_dtype(str(name))
+        if found is None:
             raise ArgumentValueError(
                 "dtype of the config.json", expected="a torch dtype", got=repr(name)
             )

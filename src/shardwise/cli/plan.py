@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
+from shardwise.cli.words import find_dtype
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def plan(
             help="A tensor that a step calls the model with, such as 8x512:int64; once for each.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print for a program.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what a plan makes of a model: bytes per rank, and what a step sends.
 
@@ -197,13 +199,11 @@ def _plan(source: str | None, subject: _Subject, world_size: int) -> ShardingPla
 
 
 def _input_shape(text: str) -> InputShape:
-    import torch
-
     from shardwise.cli.rehearsal import InputShape
 
     sizes, _, name = text.partition(":")
-    dtype = getattr(torch, name or "int64", None)
-    if not re.fullmatch(r"\d{1,18}(x\d{1,18})*", sizes) or not isinstance(dtype, torch.dtype):
+    dtype = find_dtype(name or "int64")
+    if not re.fullmatch(r"\d{1,18}(x\d{1,18})*", sizes) or dtype is None:
         raise ArgumentValueError(
             "--input", expected="sizes and a dtype such as 8x512:int64", got=repr(text[:60])
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
 from shardwise.errors import ArgumentValueError
 
@@ -32,7 +33,7 @@ def reshard_plan(
     max_bytes: Annotated[
         str | None, typer.Option(help="Cap of the staging on every rank, e.g. 64MiB.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print numbers for a program.")] = False,
+    as_json: Json = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page to look at: click a rank.", metavar="PATH")
     ] = None,

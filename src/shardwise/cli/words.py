@@ -12,12 +12,24 @@ from shardwise.words import shortened
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from shardwise.geometry import Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["itemsize_of", "layout_of", "parse_shape", "write_pictures"]
+__all__ = ["find_dtype", "itemsize_of", "layout_of", "parse_shape", "write_pictures"]
 
 _MOST_DIGITS = 19  # of a size: more are beyond 2**63
+_SHORT_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "fp64": "float64",
+    "f64": "float64",
+}
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -34,12 +46,18 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def itemsize_of(dtype: str) -> int:
-    """Bytes of an element."""
+def find_dtype(name: str) -> torch.dtype | None:
+    """The dtype of `float32`, `torch.float32` or `fp32`; None if there is none."""
     import torch
 
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    found = getattr(torch, _SHORT_DTYPES.get(name, name.removeprefix("torch.")), None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element."""
+    found = find_dtype(dtype)
+    if found is None:
         raise ArgumentValueError(
             "--dtype",
             expected="a torch dtype such as float32 or bfloat16",
