@@ -29,7 +29,8 @@ from shardwise.errors import AgreementError, CheckpointError
 from shardwise.geometry import Layout
 from shardwise.modules.state_trees import joined
 from shardwise.sharded_tensor.resharding import replicated
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import live_state
 from shardwise.words import dtype_name, ranks_text
 
 if TYPE_CHECKING:

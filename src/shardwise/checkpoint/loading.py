@@ -33,7 +33,8 @@ from shardwise.checkpoint.threads import num_threads
 from shardwise.comm.agreement import agreed_bytes
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
 from shardwise.modules.filling import check_can_fill
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

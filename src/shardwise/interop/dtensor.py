@@ -27,7 +27,8 @@ from shardwise.interop.mesh_layouts import (
     regions_in_local,
 )
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.usable import live_state
 from shardwise.sharding_spec.mesh import MeshShardingSpec
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, LayoutError
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
+from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of
 from shardwise.sharded_tensor.shard import Shard
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
-from shardwise.sharded_tensor.views import local_shards_of, metadata_of
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     import torch

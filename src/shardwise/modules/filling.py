@@ -11,7 +11,8 @@ from shardwise.errors import LoadError
 from shardwise.sharded_optim.api import ShardedOptimizer
 from shardwise.sharded_optim.state_tensors import is_like_parameter, promote
 from shardwise.sharded_tensor.resharding import replicated
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

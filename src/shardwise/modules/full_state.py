@@ -14,9 +14,10 @@ from shardwise.modules.state_trees import named_tensors
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.steps import in_steps
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state
+from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.to_layout import Target
 from shardwise.sharded_tensor.to_layouts import Move, carry_out
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from torch import nn

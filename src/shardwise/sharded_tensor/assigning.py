@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from shardwise.comm.differentiable import carriers_of
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError, ShardwiseError
+from shardwise.sharded_tensor.seed_views import local_shards_of
 from shardwise.sharded_tensor.state import LooseState, State
-from shardwise.sharded_tensor.views import local_shards_of
 from shardwise.sharding_spec.on_device import on_device
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -129,7 +129,7 @@ def _settled(before: State, held: Mapping[str, Any]) -> State:
 
 def _loose(before: State, held: Mapping[str, Any]) -> State:
     from shardwise.sharded_tensor.from_shards import loose_state
-    from shardwise.sharded_tensor.views import metadata_of
+    from shardwise.sharded_tensor.seed_views import metadata_of
 
     return loose_state(
         held.get("_local_shards", local_shards_of(before)),

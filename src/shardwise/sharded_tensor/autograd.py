@@ -25,7 +25,8 @@ from shardwise.geometry import Layout
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, show_requires_grad, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, show_requires_grad, wrap
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -30,12 +30,12 @@ from shardwise.sharded_tensor.state import Seen
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
-    check_writable,
     show_requires_grad,
     show_written,
     user_attributes,
     wrap,
 )
+from shardwise.sharded_tensor.usable import check_writable
 from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:

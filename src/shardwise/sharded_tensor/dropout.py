@@ -23,12 +23,8 @@ from shardwise.sharded_tensor.dispatch import function_name, handles
 from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.seeds import next_key
-from shardwise.sharded_tensor.tensor import (
-    ShardedTensor,
-    check_writable,
-    show_written,
-    wrap,
-)
+from shardwise.sharded_tensor.tensor import ShardedTensor, show_written, wrap
+from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

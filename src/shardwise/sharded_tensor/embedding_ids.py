@@ -22,7 +22,8 @@ from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.plain_inputs import are_rows, check_plain
 from shardwise.sharded_tensor.resharding import check_one_group, replicated_layout
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

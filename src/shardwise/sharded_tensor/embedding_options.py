@@ -13,7 +13,7 @@ import torch
 from shardwise.comm.fetching import gather_ragged
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, OutOfRangeError
 from shardwise.sharded_tensor.resharding import reshard_state
-from shardwise.sharded_tensor.tensor import check_writable
+from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

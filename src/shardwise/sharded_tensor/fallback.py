@@ -27,14 +27,8 @@ from shardwise.sharded_tensor.resharding import (
 )
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import Seen, State
-from shardwise.sharded_tensor.tensor import (
-    ShardedTensor,
-    adopt,
-    check_writable,
-    live_state,
-    register_fallback,
-    wrap,
-)
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, register_fallback, wrap
+from shardwise.sharded_tensor.usable import check_writable, live_state
 from shardwise.transfer import plan_reshard
 
 __all__: list[str] = []

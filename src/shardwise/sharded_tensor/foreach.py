@@ -21,13 +21,8 @@ from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import check_one_group, reshard_state
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import (
-    ShardedTensor,
-    check_writable,
-    show_written,
-    states_of_all,
-    wrap,
-)
+from shardwise.sharded_tensor.tensor import ShardedTensor, show_written, wrap
+from shardwise.sharded_tensor.usable import check_writable, states_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,12 +23,8 @@ from shardwise.sharded_tensor.dispatch import RUNNERS, handles
 from shardwise.sharded_tensor.embedding_ids import with_columns
 from shardwise.sharded_tensor.implicit import announce_move, settle
 from shardwise.sharded_tensor.resharding import replicated_layout, reshard_state
-from shardwise.sharded_tensor.tensor import (
-    ShardedTensor,
-    compute_by_gathering,
-    live_state,
-    wrap,
-)
+from shardwise.sharded_tensor.tensor import ShardedTensor, compute_by_gathering, wrap
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,8 @@ from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import replicated, reshard_state
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import check_writable, wrap
+from shardwise.sharded_tensor.tensor import wrap
+from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

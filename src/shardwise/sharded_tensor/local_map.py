@@ -24,8 +24,9 @@ from shardwise.sharded_tensor.local_outputs import Outputs
 from shardwise.sharded_tensor.resharding import check_one_group, job_for, reshard_state
 from shardwise.sharded_tensor.spec_trees import is_one, leaves, matched, rebuilt
 from shardwise.sharded_tensor.state import State, only_layout
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import target_of
+from shardwise.sharded_tensor.usable import live_state
 from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from shardwise._torch_compat import RandomMarks, tree_leaves, tree_map
 from shardwise.errors import OpError
 from shardwise.ops.outlines import outline
 from shardwise.sharded_tensor.dispatch import function_name
-from shardwise.sharded_tensor.tensor import ShardedTensor, check_writable
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import check_writable
 
 __all__ = ["compute_into"]
 

@@ -20,7 +20,8 @@ from shardwise.sharded_tensor.copying import LikeOptions, empty_like
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import FactoryOptions, filled
 from shardwise.sharded_tensor.seeds import next_key
-from shardwise.sharded_tensor.tensor import ShardedTensor, check_writable, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

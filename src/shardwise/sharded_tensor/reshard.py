@@ -16,8 +16,8 @@ from shardwise.metadata import TensorProperties
 from shardwise.placement import parse_placement, rank_of
 from shardwise.sharded_tensor.from_shards import only_piece
 from shardwise.sharded_tensor.resharding import reshard_state
+from shardwise.sharded_tensor.seed_views import local_shards_of
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.views import local_shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -34,7 +34,8 @@ from shardwise.sharded_tensor.dispatch import (
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
-from shardwise.sharded_tensor.views import local_shards_of, metadata_of, unwrapped
+from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of, unwrapped
+from shardwise.sharded_tensor.usable import check_usable, check_writable, live_state
 from shardwise.sharding_spec.custom_ops import (
     CUSTOM_FUNCTIONS,
     _dispatch_custom_op,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
-_GRAD_FN = _Tensor.grad_fn.__get__
 # torch's way to a tensor without memory. Arguments by position are parsed a third quicker: class,
 # size, strides, offset, memory format, dtype, layout, device, pinned, requires_grad.
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -73,13 +73,11 @@ __all__ = [
     "check_writable",
     "compute_by_gathering",
     "each_tensor",
-    "live_state",
     "make_wrapper",
     "register_fallback",
     "set_hooks",
     "show_requires_grad",
     "show_written",
-    "states_of_all",
     "user_attributes",
     "wrap",
 ]
@@ -429,58 +427,6 @@ def each_tensor(change: Callable[[ShardedTensor], Any], result: Any) -> Any:
     return result
 
 
-def live_state(tensor: ShardedTensorBase) -> State:
-    """The tensor's state; raises if autograd has gone past it. [Note: outer and inner]"""
-    state = tensor._state
-    with _NoDispatch():
-        is_past = tensor.grad_fn is not None
-    if is_past or state.is_special:
-        check_usable(tensor)
-    return state
-
-
-def check_usable(tensor: ShardedTensorBase) -> None:
-    """Raises if the data is gone, a view has grown old, or autograd has gone past the tensor."""
-    state = tensor._state
-    if state.is_freed:
-        raise _freed(state)
-    if state.view_of:
-        _check_fresh(state)
-    with _NoDispatch():
-        is_past = _GRAD_FN(tensor) is not None
-    if is_past:
-        raise OpError(
-            "a ShardedTensor went through code that its gradients cannot follow",
-            rank=state.rank,
-            got=f"an outer grad_fn {call_plain(_GRAD_FN, (tensor,), {})}",
-            fix="A user's autograd.Function, a full backward hook or reentrant checkpointing "
-            "works on local tensors only: call it on st.local_tensor(), or use "
-            "torch.utils.checkpoint with use_reentrant=False.",
-        )
-
-
-def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
-    """`live_state` of each."""
-    with _NoDispatch():
-        has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
-    states = [tensor._state for tensor in tensors]
-    if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
-        for tensor in tensors:
-            check_usable(tensor)
-    return states
-
-
-def check_writable(tensor: torch.Tensor, func: Any) -> None:
-    """Raises if what an in-place function writes into the tensor would be lost."""
-    if isinstance(tensor, ShardedTensor) and tensor._state.view_of:
-        raise OpError(
-            f"{function_name(func)} into a view of a ShardedTensor",
-            rank=tensor._state.rank,
-            got="a view that was gathered: the tensor itself would not change",
-            fix="Change the tensor itself, or st.local_shards().",
-        )
-
-
 def show_requires_grad(tensor: ShardedTensor) -> None:
     """Has the outer tensor require grad as the local ones do. [Note: outer and inner]"""
     requires_grad = tensor._state.requires_grad
@@ -525,25 +471,6 @@ def _transformed(func: Any, transform: str | None) -> OpError:
         f"{function_name(func)} of a ShardedTensor under {transform}, which does not know its "
         "local tensors",
         fix="Work on st.local_shards() or st.full_tensor() there, taken outside.",
-    )
-
-
-def _check_fresh(state: State) -> None:
-    """[Note: lost views] in `state.py`."""
-    if any(seen.has_changed for seen in state.view_of):
-        raise OpError(
-            "a view of a ShardedTensor that was written since",
-            rank=state.rank,
-            got="a view that was gathered: it does not show the change",
-            fix="Take the view anew, or st.clone() of it before.",
-        )
-
-
-def _freed(state: State) -> OpError:
-    return OpError(
-        "a ShardedTensor whose data was given up",
-        rank=state.rank,
-        fix="Use the result of reshard_all, or pass free_source=False.",
     )
 
 

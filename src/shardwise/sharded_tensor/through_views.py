@@ -15,11 +15,11 @@ from shardwise.sharded_tensor.indexing import write_by_tensors
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
-    check_writable,
     compute_by_gathering,
     show_requires_grad,
     show_written,
 )
+from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

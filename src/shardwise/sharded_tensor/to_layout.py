@@ -17,7 +17,8 @@ from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.state import State, only_layout
-from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+from shardwise.sharded_tensor.usable import live_state
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 

@@ -21,7 +21,7 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.resharding import job_for
 from shardwise.sharded_tensor.steps import in_steps
-from shardwise.sharded_tensor.tensor import ShardedTensor, live_state, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import (
     Target,
     gradient_to_move,
@@ -29,6 +29,7 @@ from shardwise.sharded_tensor.to_layout import (
     land_gradient,
     target_of,
 )
+from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
