@@ -12,10 +12,10 @@ from shardwise.comm.agreement import agree
 from shardwise.modules.group import check_group, group_of
 from shardwise.modules.state_trees import named_tensors
 from shardwise.sharded_tensor.progress import progress_bar
+from shardwise.sharded_tensor.reshard_target import ReshardTarget
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor
-from shardwise.sharded_tensor.to_layout import Target
 from shardwise.sharded_tensor.to_layouts import Move, carry_out
 from shardwise.sharded_tensor.usable import live_state
 
@@ -98,7 +98,7 @@ def _agreed_moves(
                 continue
             state = live_state(tensor).map(torch.detach)
             check_group(name, tensor, members)
-            target = Target(replicated(state.layout.shape, receivers), None, devices)
+            target = ReshardTarget(replicated(state.layout.shape, receivers), None, devices)
             moves.setdefault(id(tensor), Move(name, tensor, state, target))
             values[f"layout of {name!r}"] = state.layout
             values[f"dtype of {name!r}"] = state.dtype

@@ -16,9 +16,9 @@ from shardwise.modules.plan_hooks import add_plan_hooks, remove_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
 from shardwise.sharded_optim.state_tensors import promote, state_moves
 from shardwise.sharded_tensor.distributing import digest
+from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharded_tensor.state import check_requires_grad
 from shardwise.sharded_tensor.tensor import ShardedTensor
-from shardwise.sharded_tensor.to_layout import target_of
 from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
 from shardwise.sharding_plan.api import ShardingPlan
 from shardwise.sharding_plan.matching import match
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.communicator import Communicator
     from shardwise.modules.replacing import Owner
-    from shardwise.sharded_tensor.to_layout import Target
+    from shardwise.sharded_tensor.reshard_target import ReshardTarget
     from shardwise.sharding_plan.matching import Matched
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -109,11 +109,11 @@ def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
 
 def _agreed(
     model: nn.Module, plan: ShardingPlan, named: Mapping[str, torch.Tensor], members: Communicator
-) -> tuple[Matched, dict[str, Target]]:
+) -> tuple[Matched, dict[str, ReshardTarget]]:
     """What the plan means, and where each tensor goes; alike on all ranks."""
     problem: Exception | None = None
     values: dict[str, object] = {}
-    targets: dict[str, Target] = {}
+    targets: dict[str, ReshardTarget] = {}
     try:
         if not isinstance(plan, ShardingPlan):
             raise ArgumentTypeError(
@@ -138,7 +138,9 @@ def _agreed(
     return matched, targets
 
 
-def _target(name: str, tensor: torch.Tensor, spec: ShardingSpec, members: Communicator) -> Target:
+def _target(
+    name: str, tensor: torch.Tensor, spec: ShardingSpec, members: Communicator
+) -> ReshardTarget:
     """Where the tensor goes; raises if it cannot."""
     try:
         found = target_of(spec, tuple(tensor.shape), members.rank)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.sharded_tensor.reshard_target import ReshardTarget
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
-from shardwise.sharded_tensor.to_layout import Target
 from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def promote(tensor: torch.Tensor, members: Communicator) -> ShardedTensor:
 def state_moves(
     optimizer: torch.optim.Optimizer,
     named: Mapping[str, torch.Tensor],
-    targets: Mapping[str, Target],
-) -> tuple[dict[str, ShardedTensor], dict[str, Target]]:
+    targets: Mapping[str, ReshardTarget],
+) -> tuple[dict[str, ShardedTensor], dict[str, ReshardTarget]]:
     """The state of parameters that goes where they go, by name, and where that is.
 
     `targets` are those of parameters that are to move; the state of others goes where they are.
@@ -46,13 +46,14 @@ def state_moves(
     parameter, which every rank has whole, becomes sharded.
     """
     tensors: dict[str, ShardedTensor] = {}
-    found: dict[str, Target] = {}
+    found: dict[str, ReshardTarget] = {}
     for name, parameter in named.items():
         kept: Any = optimizer.state.get(parameter)
         if not isinstance(parameter, ShardedTensor) or not kept:
             continue
         state = parameter._state
-        to = targets.get(name, Target(state.layout, state.spec, state.devices))
+        here = ReshardTarget(state.layout, state.spec, state.devices, state.device)
+        to = targets.get(name, here)
         for key, value in kept.items():
             if not is_like_parameter(key, value, parameter):
                 continue
@@ -61,7 +62,7 @@ def state_moves(
             what = f"optimizer state {key} of {name}"
             tensors[what] = value
             is_beside = value.device == parameter.device
-            found[what] = to if is_beside else Target(to.layout, None, None)
+            found[what] = to if is_beside else ReshardTarget(to.layout)
     return tensors, found
 
 

@@ -107,7 +107,9 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
             fix="Write st.copy_(value), or shard it: shardwise.distribute(value, spec).",
         )
     new = value._state
-    if (new.layout, new.dtype, new.devices) == (state.layout, state.dtype, state.devices):
+    # Of ties, too: a rank without shards goes the way of the others.
+    devices = [[carrier.device for carrier in one.carriers] for one in (new, state)]
+    if (new.layout, new.dtype) == (state.layout, state.dtype) and devices[0] == devices[1]:
         for carrier, data in zip(state.carriers, new.carriers, strict=True):
             carrier.data = data.data
         # References lead to the memory that it had, and so does what has entered.

@@ -230,9 +230,10 @@ def layout_by(spec: object, shape: tuple[int, ...], members: Communicator) -> La
 
 
 def home_device(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
-    """Where a rank that holds nothing of the tensor takes it to be."""
-    placements = spec._pieces(shape).placements
-    kind = next((p.device().type for p in placements if p is not None), "cpu")
+    """Where a rank that holds nothing of the tensor takes it to be: on such a device as others."""
+    ranks = spec.layout(shape).ranks
+    devices = spec.local_devices(shape, ranks[0]) if ranks else ()
+    kind = devices[0].type if devices else "cpu"
     if kind == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("meta" if kind == "meta" else "cpu")

@@ -21,11 +21,11 @@ from shardwise.sharded_tensor.distributing import as_replicated
 from shardwise.sharded_tensor.entering import Entry, enter, leave_elsewhere, tie
 from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.local_outputs import Outputs
-from shardwise.sharded_tensor.resharding import check_one_group, job_for, reshard_state
+from shardwise.sharded_tensor.reshard_target import target_of
+from shardwise.sharded_tensor.resharding import at_home, check_one_group, job_for, reshard_state
 from shardwise.sharded_tensor.spec_trees import is_one, leaves, matched, rebuilt
 from shardwise.sharded_tensor.state import State, only_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
-from shardwise.sharded_tensor.to_layout import target_of
 from shardwise.sharded_tensor.usable import live_state
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -211,15 +211,16 @@ class _LocalMap:
                 self._check_move(state, target.layout)
             layout = target.layout
             if state.layout.pending is not None or layout.pending is not None:
-                state = reshard_state(state, layout, devices=target.devices)
+                state = reshard_state(state, layout, devices=target.devices, home=target.home)
             has_grad = state.requires_grad and torch.is_grad_enabled()
             if not has_grad or layout.pending is not None or not _has_replicas(layout):
-                found.append(reshard_state(state, layout, devices=target.devices))
+                found.append(reshard_state(state, layout, devices=target.devices, home=target.home))
                 continue
             entry = Entry(job_for(state, layout, target.devices, None))
             entries.append(entry)
             carriers = enter(entry, state.carriers)
-            found.append(state.with_carriers(carriers, layout=layout, spec=target.spec))
+            there = state.with_carriers(carriers, layout=layout, spec=target.spec)
+            found.append(at_home(there, target.home))
         return found, entries
 
     def _check_move(self, state: State, layout: Layout) -> None:

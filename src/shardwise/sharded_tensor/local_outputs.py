@@ -18,7 +18,7 @@ from shardwise.comm.tracing import recorded
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.entering import homes_of, inputs_behind, works_of
 from shardwise.sharded_tensor.global_shapes import find_shape
-from shardwise.sharded_tensor.to_layout import target_of
+from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharding_spec.spec import ShardingSpec
 from shardwise.words import ranks_text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = [
+    "at_home",
     "check_one_group",
     "cut_state",
     "job_for",
@@ -36,19 +37,21 @@ def reshard_state(
     *,
     spec: ShardingSpec | None = None,
     devices: Sequence[torch.device] | None = None,
+    home: torch.device | None = None,
     max_bytes: int | None = None,
     out: Sequence[torch.Tensor] | None = None,
     work: Layout | None = None,
 ) -> State:
     """The same tensor in `layout`, its local shards on `devices` (default: where this one is).
 
-    All ranks of the group call it. Where nothing changes, the same state is returned. `work` as in
-    `Exchange`.
+    All ranks of the group call it. Where nothing changes, the same state is returned. `home` is
+    where a rank that gets nothing takes the tensor to be. `work` as in `Exchange`.
     """
     job = job_for(state, layout, devices, max_bytes, work=work)
-    if out is None and work is None and job.changes_nothing:
-        return state
-    return state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
+    if out is None and work is None and job.moves_nothing:
+        return _on_devices(state, job.target_devices, home, spec)
+    moved = state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
+    return moved if home is None else at_home(moved, home)
 
 
 def start_reshard(
@@ -57,15 +60,38 @@ def start_reshard(
     *,
     spec: ShardingSpec | None = None,
     devices: Sequence[torch.device] | None = None,
+    home: torch.device | None = None,
     max_bytes: int | None = None,
     out: Sequence[torch.Tensor] | None = None,
 ) -> Callable[[], State]:
     """The same for values, started only: what it returns waits, and gives the state."""
     job = job_for(state, layout, devices, max_bytes)
-    if out is None and job.changes_nothing:
-        return lambda: state
+    if out is None and job.moves_nothing:
+        done = _on_devices(state, job.target_devices, home, spec)
+        return lambda: done
     wait = start(job, state.carriers, out=out)
-    return lambda: state.with_carriers(wait(), layout=layout, spec=spec)
+    return lambda: at_home(state.with_carriers(wait(), layout=layout, spec=spec), home)
+
+
+def _on_devices(
+    state: State,
+    devices: tuple[torch.device, ...],
+    home: torch.device | None,
+    spec: ShardingSpec | None,
+) -> State:
+    """The same tensor in its layout: no rank waits for others, whose devices may stay the same."""
+    shards = state.shards
+    if state.devices == devices:
+        return state if shards or home is None else at_home(state, home, spec=spec)
+    there = [shard.to(device, copy=True) for shard, device in zip(shards, devices, strict=True)]
+    return state.with_carriers(there, spec=spec)
+
+
+def at_home(state: State, home: torch.device | None, **changes: Any) -> State:
+    """The same, but a rank without shards takes the tensor to be at `home`, as the others do."""
+    if home is None or state.device == home or state.shards:
+        return state
+    return state.map(lambda tie: tie.to(home), **changes)
 
 
 def job_for(

@@ -17,6 +17,7 @@ from shardwise.comm.differentiable import (
 )
 from shardwise.comm.executor import execute_all
 from shardwise.errors import ArgumentTypeError
+from shardwise.sharded_tensor.factories import home_device
 from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
@@ -167,8 +168,17 @@ def on_meta(full: Full, members: Communicator) -> ShardedTensor:
 def _made(
     full: Full, carriers: Carriers, members: Communicator, *, spec: ShardingSpec | None = None
 ) -> ShardedTensor:
-    if full.tensor.requires_grad:
-        for carrier in carriers:
-            carrier.requires_grad_(True)
-    spec = full.spec if spec is None else spec
-    return wrap(make_state(full.layout, carriers, group=members, spec=spec))
+    spec, requires_grad = full.spec if spec is None else spec, full.tensor.requires_grad
+    shards = carriers if full.layout.boxes_of(members.rank) else ()
+    for shard in shards:
+        shard.requires_grad_(requires_grad)
+    state = make_state(
+        full.layout,
+        shards,
+        group=members,
+        spec=spec,
+        dtype=full.tensor.dtype,
+        device=None if shards else home_device(spec, full.layout.shape),
+        requires_grad=requires_grad,
+    )
+    return wrap(state)

@@ -14,9 +14,11 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, Sha
 from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
 from shardwise.sharded_tensor.comparing import all_ranks
+from shardwise.sharded_tensor.factories import home_device
 from shardwise.sharded_tensor.remote_shards import connect
+from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
-from shardwise.sharded_tensor.state import State, only_layout
+from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
 from shardwise.sharded_tensor.usable import live_state
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
@@ -28,18 +30,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.sharded_tensor.reshard_target import ReshardTarget
 
 __all__ = [
     "Absent",
     "AsyncReshard",
-    "Target",
     "absent",
     "gradient_to_move",
     "land",
     "land_gradient",
     "reshard",
     "reshard_in_place",
-    "target_of",
 ]
 
 
@@ -58,44 +59,6 @@ def absent(layout: Layout, dtype: torch.dtype, *, requires_grad: bool = False) -
     if not isinstance(dtype, torch.dtype):
         raise ArgumentTypeError("dtype of absent", expected="a torch.dtype", got=repr(dtype))
     return Absent(layout, dtype, requires_grad)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a tensor is to go: its layout, a spec for it, and this rank's devices."""
-
-    layout: Layout
-    spec: ShardingSpec | None
-    devices: tuple[torch.device, ...] | None  # None: where the tensor is
-
-
-def target_of(to: object, shape: tuple[int, ...], rank: int) -> Target:
-    """What `to` (a spec, a Layout, a ShardedTensor, a Target) means for a tensor of `shape`."""
-    if isinstance(to, ShardingSpec):
-        return Target(only_layout(to.layout(shape)), to, to.local_devices(shape, rank))
-    if isinstance(to, ShardedTensor):
-        state = to._state
-        found = Target(state.layout, state.spec, state.devices)
-    elif isinstance(to, Layout):
-        found = Target(only_layout(to), None, None)
-    elif isinstance(to, Target):
-        found = to
-    else:
-        raise ArgumentTypeError(
-            "to of reshard",
-            rank=rank,
-            expected="a spec, a Layout or a ShardedTensor",
-            got=type(to).__name__,
-            fix="E.g. shardwise.reshard(st, shardwise.chunk(1)).",
-        )
-    if found.layout.shape != shape:
-        raise ArgumentValueError(
-            "to of reshard",
-            rank=rank,
-            expected=f"a layout of the tensor's shape {shape}",
-            got=f"one of shape {found.layout.shape}",
-        )
-    return found
 
 
 class AsyncReshard:
@@ -185,6 +148,7 @@ def reshard(
             target.layout,
             spec=target.spec,
             devices=target.devices,
+            home=target.home,
             max_bytes=max_bytes,
             out=given,
         )
@@ -195,6 +159,7 @@ def reshard(
             target.layout,
             spec=target.spec,
             devices=target.devices,
+            home=target.home,
             max_bytes=max_bytes,
             out=given,
         )
@@ -205,7 +170,9 @@ def _is_there(state: State, to: object) -> bool:
     """Whether the tensor is where it is to go. What is wrong with `to` is found later."""
     if isinstance(to, ShardedTensor):
         other = to._state
-        return other.layout == state.layout and other.devices == state.devices
+        if other.layout != state.layout or other.devices != state.devices:
+            return False
+        return other.device == state.device  # of a rank without shards, too
     if isinstance(to, Layout):
         return to == state.layout
     if not isinstance(to, ShardingSpec):
@@ -214,8 +181,10 @@ def _is_there(state: State, to: object) -> bool:
         return True  # of which no placement can have been assigned
     shape = state.layout.shape
     try:
-        is_same = to.layout(shape) == state.layout
-        return is_same and to.local_devices(shape, state.rank) == state.devices
+        devices = to.local_devices(shape, state.rank)
+        if to.layout(shape) != state.layout or devices != state.devices:
+            return False
+        return bool(devices) or home_device(to, shape) == state.device
     except ShardwiseError:
         return False
 
@@ -257,7 +226,7 @@ def _source(x: object, process_group: ProcessGroup | Communicator | None) -> Sta
     )
 
 
-def _check_group(state: State, target: Target, *, is_absent: bool) -> None:
+def _check_group(state: State, target: ReshardTarget, *, is_absent: bool) -> None:
     """All ranks of a larger group speak of the same tensor; raises on all if not."""
     members, problem = state.comm, None
     try:
@@ -283,7 +252,7 @@ def _check_group(state: State, target: Target, *, is_absent: bool) -> None:
     agree("reshard", values, group=members, problem=problem, phrases=phrases)
 
 
-def _out(out: object, state: State, target: Target) -> Sequence[torch.Tensor]:
+def _out(out: object, state: State, target: ReshardTarget) -> Sequence[torch.Tensor]:
     """The tensors to fill."""
     if not isinstance(out, ShardedTensor):
         raise ArgumentTypeError(
@@ -310,11 +279,11 @@ def _check_no_grad(what: str, *states: State) -> None:
         )
 
 
-def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor:
+def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
     """Changes the layout of the tensor itself, and that of its gradient; hooks stay."""
     state = live_state(tensor)
     with heard_by_all("reshard", state.comm):
-        target = target_of(spec, state.layout.shape, state.rank)
+        target = target_of(to, state.layout.shape, state.rank)
         if state.requires_grad and not tensor.is_leaf:
             raise OpError(
                 "reshard in place of a ShardedTensor that autograd computed",
@@ -323,7 +292,11 @@ def reshard_in_place(tensor: ShardedTensor, spec: ShardingSpec) -> ShardedTensor
             )
     with torch.no_grad():
         moved = reshard_state(
-            state.map(torch.detach), target.layout, spec=target.spec, devices=target.devices
+            state.map(torch.detach),
+            target.layout,
+            spec=target.spec,
+            devices=target.devices,
+            home=target.home,
         )
         is_same = moved.layout == state.layout  # of which every rank keeps its own gradients
         grad = None if is_same else _moved_gradient(state, moved)

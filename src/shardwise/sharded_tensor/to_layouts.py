@@ -18,16 +18,17 @@ from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
 from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.progress import progress_bar
-from shardwise.sharded_tensor.resharding import job_for
+from shardwise.sharded_tensor.reshard_target import ReshardTarget, target_of
+from shardwise.sharded_tensor.resharding import job_for, reshard_state
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import (
-    Target,
     gradient_to_move,
     land,
     land_gradient,
-    target_of,
+    reshard_in_place,
 )
 from shardwise.sharded_tensor.usable import live_state
 
@@ -51,7 +52,7 @@ class Move:
     name: Any  # the key in a dict, or `[3]` in a list
     tensor: ShardedTensor
     state: State
-    target: Target
+    target: ReshardTarget
     also: list[Any] = field(default_factory=list)  # other names of the same tensor
     is_gradient: bool = False  # whether it is the tensor's gradient that moves
 
@@ -59,6 +60,24 @@ class Move:
     def job(self) -> Exchange:
         """The exchange that carries it out."""
         return job_for(self.state, self.target.layout, self.target.devices, None)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether boxes may change hands: alike on all ranks, as a change of devices is not."""
+        return self.target.layout != self.state.layout
+
+    @property
+    def changes_devices(self) -> bool:
+        """Whether a tensor that keeps its layout leaves a device of this rank."""
+        return not self.job.changes_nothing or self.home != self.state.device
+
+    @property
+    def home(self) -> torch.device:
+        """Where the result is on this rank, or is taken to be if it gets nothing of it."""
+        has_shards = bool(self.target.layout.boxes_of(self.state.rank))
+        if has_shards or self.target.home is None:
+            return home_of(self.job, self.state.carriers)
+        return self.target.home
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +111,8 @@ def reshard_all(
     if first is not None:
         members = first._state.comm
         moves = _agreed_moves(names, listed, specs, members, max_bytes)
+        _change_devices(moves, done, free_source=free_source)
+        moves = [move for move in moves if move.is_sent]
         steps = in_steps(moves) if free_source else deque([moves] if moves else [])
         del moves
         total = sum(move.nbytes for step in steps for move in step)
@@ -120,13 +141,25 @@ def reshard_all_in_place(
         return
     members = next(iter(tensors.values()))._state.comm
     moves = _agreed_moves(list(tensors), list(tensors.values()), targets, members, max_bytes)
-    moves = _with_gradients(moves, members)
+    _change_devices_in_place(moves)
+    moves = _with_gradients([move for move in moves if move.is_sent], members)
     steps = in_steps(moves, least=_LEAST if max_bytes is None else min(_LEAST, max_bytes))
     total = sum(move.nbytes for move in moves)
     del moves  # what has moved is held by nobody here
     with progress_bar("resharding", total, members, show=progress) as advance:
         while steps:
             advance(_do_in_place(steps.popleft(), members, max_bytes))
+
+
+def _change_devices_in_place(moves: Sequence[Move]) -> None:
+    """Does what is to be done of tensors that keep their layouts. Nothing is sent."""
+    for move in moves:
+        if not move.is_sent:
+            changes = move.changes_devices
+            if move.state.init_rrefs:  # new references are made by all ranks or by none
+                changes = not all_ranks(not changes, move.state)
+            if changes:
+                reshard_in_place(move.tensor, move.target)
 
 
 def _with_gradients(moves: Sequence[Move], members: Communicator) -> list[Move]:
@@ -149,9 +182,9 @@ def _with_gradients(moves: Sequence[Move], members: Communicator) -> list[Move]:
 
 
 def _gradient_move(move: Move) -> Move:
-    layout, rank = move.target.layout.bar, move.state.rank
-    home = home_of(move.job, move.state.carriers)
-    target = Target(layout, None, (home,) * len(layout.boxes_of(rank)))
+    layout, home = move.target.layout.bar, move.home
+    devices = (home,) * len(layout.boxes_of(move.state.rank))
+    target = ReshardTarget(layout, None, devices, home)
     name = f"gradient of {move.name}"
     return Move(name, move.tensor, gradient_to_move(move.state), target, is_gradient=True)
 
@@ -172,7 +205,7 @@ def _agreed_moves(
     members: Communicator,
     max_bytes: int | None,
 ) -> list[Move]:
-    """The moves that change something; all ranks are known to speak of the same ones."""
+    """All moves, once the ranks are known to speak of the same ones."""
     problem: Exception | None = None
     moves: list[Move] = []
     try:
@@ -185,7 +218,7 @@ def _agreed_moves(
         values[f"{move.name!r} target layout"] = move.target.layout
         values[f"{move.name!r} dtype"] = move.state.dtype
     agree("reshard_all", values, group=members, problem=problem)
-    return [move for move in moves if not move.job.changes_nothing]
+    return moves
 
 
 def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
@@ -241,7 +274,8 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Mov
 def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
     """Name -> where it goes."""
     if isinstance(specs, Mapping):
-        strangers = [name for name in specs if name not in names]
+        known = set(names)
+        strangers = [name for name in specs if name not in known]
         if strangers:
             raise ArgumentValueError(
                 "specs of reshard_all",
@@ -268,12 +302,30 @@ def _do(
 ) -> int:
     """Moves the tensors of a step into `done`; how many bytes they have."""
     for move, state in zip(step, carry_out(step, members, max_bytes), strict=True):
-        made = wrap(state)
-        for name in (move.name, *move.also):
-            done[name] = made
-        if free_source:
-            _free(move.tensor)
+        _keep(move, state, done, free_source=free_source)
     return sum(move.nbytes for move in step)
+
+
+def _keep(move: Move, state: State, done: dict[Any, Any], *, free_source: bool) -> None:
+    made = wrap(state)
+    for name in (move.name, *move.also):
+        done[name] = made
+    if free_source:
+        _free(move.tensor)
+
+
+def _change_devices(moves: Sequence[Move], done: dict[Any, Any], *, free_source: bool) -> None:
+    """Puts tensors that keep their layouts, but not their devices, into `done`. Nothing is sent."""
+    for move in moves:
+        if move.is_sent or not move.changes_devices:
+            continue
+        state, to = move.state, move.target
+        there = reshard_state(
+            state.map(torch.detach), to.layout, spec=to.spec, devices=to.devices, home=to.home
+        )
+        for carrier in there.carriers:
+            carrier.requires_grad_(state.requires_grad)
+        _keep(move, there, done, free_source=free_source)
 
 
 def carry_out(moves: Sequence[Move], members: Communicator, max_bytes: int | None) -> list[State]:
@@ -286,8 +338,7 @@ def carry_out(moves: Sequence[Move], members: Communicator, max_bytes: int | Non
     found = []
     for move, shards in zip(moves, moved, strict=True):
         state, target = move.state, move.target
-        home = home_of(move.job, state.carriers)
-        carriers = carriers_of(shards, dtype=state.dtype, device=home)
+        carriers = carriers_of(shards, dtype=state.dtype, device=move.home)
         for carrier in carriers:
             carrier.requires_grad_(state.requires_grad)
         found.append(state.with_carriers(carriers, layout=target.layout, spec=target.spec))

@@ -1,0 +1,60 @@
+"""Where a tensor is to go: what a spec, a layout or another tensor means for it on this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.geometry import Layout
+from shardwise.sharded_tensor.factories import home_device
+from shardwise.sharded_tensor.state import only_layout
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharding_spec.spec import ShardingSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ReshardTarget", "target_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardTarget:
+    """A layout, a spec for it, and this rank's devices."""
+
+    layout: Layout
+    spec: ShardingSpec | None = None
+    devices: tuple[torch.device, ...] | None = None  # of local shards; None: where the tensor is
+    # Where a rank that gets nothing takes the tensor to be; None: where it took it to be before.
+    home: torch.device | None = None
+
+
+def target_of(to: object, shape: tuple[int, ...], rank: int) -> ReshardTarget:
+    """What `to` (a spec, a Layout, a ShardedTensor, a target) means for a tensor of `shape`."""
+    if isinstance(to, ShardingSpec):
+        devices = to.local_devices(shape, rank)
+        home = None if devices else home_device(to, shape)
+        return ReshardTarget(only_layout(to.layout(shape)), to, devices, home)
+    if isinstance(to, ShardedTensor):
+        state = to._state
+        found = ReshardTarget(state.layout, state.spec, state.devices, state.device)
+    elif isinstance(to, Layout):
+        found = ReshardTarget(only_layout(to))
+    elif isinstance(to, ReshardTarget):
+        found = to
+    else:
+        raise ArgumentTypeError(
+            "to of reshard",
+            rank=rank,
+            expected="a spec, a Layout or a ShardedTensor",
+            got=type(to).__name__,
+            fix="E.g. shardwise.reshard(st, shardwise.chunk(1)).",
+        )
+    if found.layout.shape != shape:
+        raise ArgumentValueError(
+            "to of reshard",
+            rank=rank,
+            expected=f"a layout of the tensor's shape {shape}",
+            got=f"one of shape {found.layout.shape}",
+        )
+    return found
