@@ -18,8 +18,9 @@ import shardwise
 from shardwise.api import _get_current_process_group
 from shardwise.comm.simulate import simulate
 from shardwise.errors import LoadError, NotInitializedError
-from shardwise.metadata import ShardMetadata
-from shardwise.sharded_tensor import ShardedTensor, zeros
+from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
+from shardwise.sharded_tensor import Shard as LocalShard
+from shardwise.sharded_tensor import ShardedTensor, ShardedTensorBase, zeros
 from shardwise.sharding_spec import (
     ChunkShardingSpec,
     EnumerableShardingSpec,
@@ -130,9 +131,11 @@ def _parts_of_a_file() -> None:
     _same(whole.weight, parameter)
     # What autograd computed comes back as a leaf, as torch has it.
     _same(_again(parameter.clone()), parameter.clone().detach().requires_grad_())
-    parameter.register_hook(lambda grad: None)
+    hook: Any = parameter.register_hook(lambda grad: None)
     with pytest.warns(UserWarning, match="hooks of a ShardedTensor are not saved"):
         _again(parameter)
+    hook.remove()
+    _again(parameter)  # which is no reason to warn any more
     shallow = copy.copy(parameter)
     assert type(shallow) is ShardedTensor
     assert isinstance(shallow, nn.Parameter)
@@ -286,6 +289,20 @@ def _damaged(rank: int) -> None:
 
 def test_a_damaged_file_is_refused() -> None:
     run_local(_damaged, 2)
+
+
+@pytest.mark.parametrize("owners", [[0, 1], [1], []])
+def test_a_tensor_of_no_group_comes_back_with_the_shards_of_any_ranks(owners: list[int]) -> None:
+    listed = [ShardMetadata([4 * r, 0], [4 - r, 6], f"rank:{r}/cpu") for r in (0, 1)]
+    whole = ShardedTensorMetadata(listed, TABLE.shape, TensorProperties(torch.float32))
+    held = [LocalShard(TABLE[listed[r].box.slices()].clone(), listed[r]) for r in owners]
+    st = ShardedTensorBase._init_from_local_shards_and_global_metadata(held, whole)
+    for found in (_again(st), pickle.loads(pickle.dumps(st)), copy.deepcopy(st)):
+        _same(found, st)
+        assert found.metadata() == whole
+        assert [shard.metadata for shard in found.local_shards()] == [s.metadata for s in held]
+        with pytest.raises(RuntimeError, match="belongs to no process group"):
+            found.full_tensor()
 
 
 def _simulated(rank: int) -> None:

@@ -328,6 +328,14 @@ def _wrong_calls(rank: int) -> None:
         shardwise.reshard(needs_grad, x, out=x.clone())
     with pytest.raises(ArgumentValueError, match="out of reshard"):
         shardwise.reshard(x, shardwise.chunk(1), out=x.clone())
+    with shardwise.implicit_comm("allow"):
+        view: Any = x.as_strided((6, 4), (4, 1))  # which shows a copy
+    with pytest.raises(OpError, match=r"reshard into a view.*would not change"):
+        shardwise.reshard(x, view, out=view)
+    gone = shardwise.reshard(x, shardwise.chunk(1))
+    shardwise.reshard_all([gone], shardwise.chunk(0), free_source=True)
+    with pytest.raises(OpError, match="whose data was given up"):
+        shardwise.reshard(x, shardwise.chunk(1), out=gone)
     with shardwise.set_check("always", timeout=10):
         with pytest.raises(ValueError, match="NOT be specified on non-destination ranks"):
             x.gather(0, torch.empty(6, 4) if rank == 1 else None)

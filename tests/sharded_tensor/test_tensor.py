@@ -29,6 +29,9 @@ def _says(rank: int) -> str:
     x = rows()
     uneven = rows(sizes=[4, 0, 1])
     everywhere = shardwise.as_replicated(torch.tensor([7.5]))
+    number = shardwise.as_replicated(torch.tensor(7.5))
+    elsewhere = shardwise.distribute(torch.tensor(7.5), shardwise.on_rank(1))
+    nothing = sharded_tensor.zeros(shardwise.chunk(0), 0)
     dist.barrier()
     if rank != 1:
         dist.barrier()
@@ -65,8 +68,14 @@ def _says(rank: int) -> str:
     for name in ("numpy", "tolist", "data_ptr", "storage", "untyped_storage", "__array__"):
         with pytest.raises(OpError, match=rf"\[rank 1\] .*{name}.*full_tensor"):
             getattr(x, name)()
+    assert not hasattr(x, "__cuda_array_interface__")  # as of any tensor on the CPU
     with pytest.raises(RuntimeError, match="more than one value is ambiguous"):
         bool(x)
+    with pytest.raises(RuntimeError, match="no values is ambiguous"):
+        bool(nothing)
+    assert f"{number:.2f}" == "7.50"
+    with pytest.raises(OpError, match=r"the number, as '.2f', .*not on every rank.*st.item\(\)"):
+        f"{elsewhere:.2f}"
     with pytest.raises(RuntimeError, match="a Tensor with 15 elements cannot be converted"):
         x.item()
     strict = shardwise.implicit_comm("error")
@@ -99,7 +108,7 @@ def test_a_tensor_speaks_for_itself_without_asking_other_ranks() -> None:
 
 
 def _autograd(rank: int) -> None:
-    x = rows(sizes=[4, 0, 1] if rank < 3 else None)
+    x = rows(sizes=[4, 0, 1])
     x = shardwise.reshard(x, shardwise.chunk(0, sizes=[4, 1], ranks=[2, 0]))  # rank 1 has none
     p: Any = torch.nn.Parameter(x)
     assert isinstance(p, torch.nn.Parameter)
@@ -192,7 +201,8 @@ def _compared(_: int) -> None:
     for other in (x, x.clone(), columns, summed, FULL):
         assert torch.equal(x, other)
         assert torch.allclose(x, other)
-        torch.testing.assert_close(x, other) if isinstance(other, ShardedTensor) else None
+        if isinstance(other, ShardedTensor):
+            torch.testing.assert_close(x, other)
     assert torch.equal(summed, summed)
     off = FULL.clone()
     off[4, 2] += 1  # on the last rank only
@@ -293,6 +303,12 @@ def test_functions_without_a_rule_compute_on_the_full_tensor() -> None:
 def test_a_function_is_called_by_the_name_that_people_write() -> None:
     assert function_name(torch.mm) == "torch.mm"  # of the same C code as torch.spmm
     assert function_name(torch.Tensor.add) == "torch.Tensor.add"
+    of_python: Any = torch.Tensor.__cuda_array_interface__
+    of_c: Any = torch.Tensor.shape
+    assert function_name(of_python.__get__) == "torch.Tensor.__cuda_array_interface__"
+    assert function_name(of_c.__get__) == "torch.Tensor.shape"
+    assert function_name(torch._foreach_add) == "torch._foreach_add"
+    assert function_name(torch.Tensor.split) == "torch.Tensor.split"
     assert function_name(torch.ops.aten.add) == "aten.add"
     assert function_name([].append) == "list.append"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.comm.process_group import communicator
+from shardwise.comm.simulate import simulate
 from shardwise.errors import ShardwiseError
 from shardwise.partial_tensor import _PartialTensor
 
@@ -166,10 +170,40 @@ def _seeds(rank: int) -> None:
         sharded_tensor.rand(spec, 2)
         with pytest.raises(ValueError, match="ranks differ in seed"):
             shardwise.manual_seed(rank, process_group=dist.group.WORLD)
+        number: Any = "5" if rank else 5
+        text = "a whole number" if rank else "failed on other ranks.*a whole number"
+        with pytest.raises(ShardwiseError, match=f"manual_seed.*{text}|seed: .*{text}"):
+            shardwise.manual_seed(number, process_group=dist.group.WORLD)
+        with pytest.raises(ShardwiseError, match=text):
+            shardwise.set_rng_state({"seed": number, "calls": 0})
 
 
 def test_seeds_that_differ_do_not_make_replicas_differ() -> None:
     shardwise.run_local(_seeds, 2, timeout=30)
+
+
+IDS = torch.tensor([1, 2, 3, 9])  # of which the last, on rank 1, is too large
+WRONG_ON_RANK_1: dict[str, Callable[[Any, Any], Any]] = {
+    "one_hot": lambda ids, _: F.one_hot(ids, 4),
+    "embedding": lambda ids, table: F.embedding(ids, table),
+    "empty": lambda ids, _: sharded_tensor.empty(shardwise.on_rank(1), 2**60),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ON_RANK_1)
+def test_what_only_one_rank_can_find_is_told_to_those_who_wait(name: str) -> None:
+    def run(rank: int) -> list[str]:
+        members: Any = communicator()
+        told: list[Exception] = []
+        members.tell = told.append
+        ids = shardwise.distribute(IDS, shardwise.chunk(0, ranks=[0, 1]))
+        table = shardwise.as_replicated(torch.zeros(4, 3))
+        with pytest.raises((RuntimeError, IndexError)) if rank else nullcontext():
+            WRONG_ON_RANK_1[name](ids, table)
+        return [type(problem).__name__ for problem in told]
+
+    first, second = simulate(run, 2).results
+    assert (len(first), len(second)) == (0, 1)
 
 
 def _absent(rank: int) -> None:

@@ -300,7 +300,10 @@ def _autograd_grad(
     materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
     if is_grads_batched:
-        raise OpError("torch.autograd.grad of ShardedTensors with is_grads_batched=True")
+        raise OpError(
+            "torch.autograd.grad of ShardedTensors with is_grads_batched=True",
+            fix="Call it once for each gradient, with retain_graph=True.",
+        )
     sources, targets = _listed(outputs), _listed(inputs)
     given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(sources)
     flat_outputs, flat_grads = _flattened(sources, given)
@@ -350,14 +353,14 @@ class Hook:
         self._fn = fn
         self._owner = owner  # set: called with the tensor, once its gradient is accumulated
         self._handles: list[Any] = []
-        self._is_removed = False
+        self.is_removed = False
 
     def attach(self, state: State) -> None:
         """Follows the gradients of `state`'s local tensors, and no longer earlier ones."""
         self._detach()
-        if self._is_removed:
+        if self.is_removed:
             return
-        state.hooks = (*state.hooks, self)
+        state.hooks = (*[hook for hook in state.hooks if not hook.is_removed], self)
         me = weakref.ref(self)
         if self._owner is not None:
             self._handles = _after_each(state.carriers, lambda: _call_with_owner(me))
@@ -373,7 +376,7 @@ class Hook:
 
     def remove(self) -> None:
         """Takes the hook away; it is not called again."""
-        self._is_removed = True
+        self.is_removed = True
         self._detach()
 
     def _detach(self) -> None:

@@ -23,6 +23,7 @@ from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
+    is_everywhere,
     replicated_layout,
     reshard_state,
 )
@@ -328,8 +329,7 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if isinstance(other, ShardedTensor):
         return _laid_out_as(made, other._state, view_of=tensor)
     assert isinstance(made, ShardedTensor)
-    everywhere = replicated_layout(made._state.layout.shape, made._state)
-    return made.full_tensor() if made._state.layout == everywhere else made
+    return made.full_tensor() if is_everywhere(made._state) else made
 
 
 def _laid_out_as(made: torch.Tensor, like: State, *, view_of: torch.Tensor) -> ShardedTensor:

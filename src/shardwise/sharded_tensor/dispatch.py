@@ -55,6 +55,8 @@ HANDLERS: dict[Any, Callable[..., Any]] = {}
 RUNNERS: dict[Any, Runner] = {}  # of rules
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
+# Classes in C -> where people find what is in them.
+_OWNERS = {"_VariableFunctionsClass": "torch", "TensorBase": "torch.Tensor"}
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
@@ -127,8 +129,11 @@ def function_name(function: Any) -> str:
     owner = getattr(function, "__self__", None)  # of a property's getter: the property
     if getattr(function, "__name__", "") in ("__get__", "__set__") and owner is not None:
         verb = "" if function.__name__ == "__get__" else " = ..."
-        return f"torch.Tensor.{getattr(owner, '__name__', '?')}{verb}"
-    return torch_name(function) or str(getattr(function, "__qualname__", repr(function)))
+        named = getattr(owner, "fget", owner)  # of a property in Python, its function
+        return f"torch.Tensor.{getattr(named, '__name__', '?')}{verb}"
+    found = torch_name(function) or str(getattr(function, "__qualname__", repr(function)))
+    owner, _, own = found.rpartition(".")
+    return f"{_OWNERS[owner]}.{own}" if owner in _OWNERS else found
 
 
 def sharded_arguments(args: Sequence[Any], kwargs: dict[str, Any], kind: type) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops.embedding import look_up, scale_gradient
 from shardwise.ops.looking_up import check_range
@@ -88,8 +89,9 @@ def _embedding(input: Any, weight: Any, options: Options) -> Any:
     factors = _factors(ids, found, options, table.dtype) if is_scaled else None
     if not fetches:
         assert ids.state is not None
-        for piece in ids.pieces:  # not all of which a kernel may see
-            check_range(piece, table.layout.shape[0], what="embedding")
+        with heard_by_all("embedding", ids.members):
+            for piece in ids.pieces:  # not all of which a kernel may see
+                check_range(piece, table.layout.shape[0], what="embedding")
         asked = wrap(ids.state) if is_plain(input) or input._state is not ids.state else input
         result: Any = look_up(asked, wrap(table) if is_plain(weight) else weight)
         if factors is None:

@@ -21,7 +21,7 @@ from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.plain_inputs import are_rows, check_plain
-from shardwise.sharded_tensor.resharding import check_one_group, replicated_layout
+from shardwise.sharded_tensor.resharding import check_one_group, is_everywhere, replicated_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.usable import live_state
 
@@ -68,8 +68,7 @@ class Ids(NamedTuple):
         """Whether every rank has them all."""
         if self.state is None:
             return len(self.members.ranks) == 1
-        layout = self.state.layout
-        return layout.is_replicated and len(layout.ranks) == len(self.members.ranks)
+        return is_everywhere(self.state)
 
     def distinct(self) -> list[Distinct]:
         """Of each piece."""

@@ -1,4 +1,4 @@
-"""New tensors by a spec: `empty`, `zeros`, `ones`, `full`, `rand`, `randn`, and their `_like`s.
+"""New tensors by a spec: `empty`, `zeros`, `ones`, `full`, and what all others are made by.
 
 Every rank of the group calls; by default the ranks compare their arguments first, in one exchange
 of 16 bytes. Each rank makes its own boxes and no others.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 
 from shardwise.arguments import is_whole_number
-from shardwise.comm.agreement import agree
+from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.remote_shards import connect
@@ -193,15 +193,12 @@ def state_of_pieces(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     agree(call, values, group=members, problem=problem)
-    boxes = placed.boxes_of(members.rank)
+    places = list(zip(placed.boxes_of(members.rank), devices, strict=True))
     shards: list[torch.Tensor] = []
-    try:
-        with torch.no_grad():
-            shards = [make(box, device) for box, device in zip(boxes, devices, strict=True)]
-    except Exception as error:
-        problem = error
-    if problem is not None or may_fail:
-        agree(call, {}, group=members, problem=problem)
+    with heard_by_all(call, members, hot=not may_fail), torch.no_grad():
+        shards = [make(box, device) for box, device in places]
+    if may_fail:
+        agree(call, {}, group=members)
     for shard in shards:
         shard.requires_grad_(requires_grad)
     state = make_state(

@@ -21,6 +21,7 @@ from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.implicit import announce
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
+    is_everywhere,
     replicated_layout,
     replicated_state,
     reshard_state,
@@ -34,12 +35,8 @@ from shardwise.transfer import plan_reshard
 __all__: list[str] = []
 
 # Random whatever their arguments are, so that nothing has to be gathered to refuse them.
-_RANDOM = (
-    "bernoulli bernoulli_ binomial cauchy_ exponential_ geometric_ gumbel_softmax log_normal_ "
-    "multinomial normal normal_ poisson rand_like randint_like randn_like random_ trunc_normal_ "
-    "uniform_ _standard_gamma"
-)
-_NORMS = (
+_RANDOM = ("binomial", "poisson", "_standard_gamma")
+_WITH_STATISTICS = (
     "batch_norm",
     "native_batch_norm",
     "_native_batch_norm_legit",
@@ -62,7 +59,7 @@ def _gather_and_compute(
     """What `func` gives on the full tensors, and does to them. All ranks call it."""
     states = [live_state(tensor) for tensor in tensors]
     check_one_group(function_name(func), states)
-    if getattr(func, "__name__", "") in _RANDOM.split():
+    if getattr(func, "__name__", "") in _RANDOM:
         raise _random(func, states[0])
     _announce(func, states)
     if is_debugging():
@@ -130,12 +127,11 @@ class _Full:
 
 def _whole(state: State) -> torch.Tensor:
     """The full tensor; it counts its versions, by which writing into it is noticed."""
-    if not torch.is_inference_mode_enabled():
-        full = replicated_state(state).shards[0]
-        return full.clone() if full.is_inference() else full
-    with torch.inference_mode(False), torch.no_grad():
-        full = replicated_state(state).shards[0]
-        return full.clone() if full.is_inference() else full
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return _whole(state)
+    full = replicated_state(state).shards[0]
+    return full.clone() if full.is_inference() else full
 
 
 def _kept(value: Any, found: dict[int, _Full], given: dict[int, Any], states: list[State]) -> Any:
@@ -167,7 +163,7 @@ def _kept(value: Any, found: dict[int, _Full], given: dict[int, Any], states: li
 def _written_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Arguments that torch writes without counting a version."""
     name = getattr(func, "__name__", "")
-    if name in _NORMS:  # some have a weight and a bias there, which may require grad
+    if name in _WITH_STATISTICS:  # some have a weight and a bias there, which may require grad
         listed = [*args[1:5], kwargs.get("running_mean"), kwargs.get("running_var")]
         return [one for one in listed if isinstance(one, torch.Tensor) and not one.requires_grad]
     return tree_leaves((args, kwargs)) if name.startswith(("_fused_", "_amp_")) else []
@@ -182,11 +178,11 @@ def _random(func: Any, state: State) -> OpError:
 
 
 def _announce(func: Any, states: list[State]) -> None:
-    moved = [s for s in states if replicated_layout(s.layout.shape, s) != s.layout]
-    plans = [
-        plan_reshard(s.layout, replicated_layout(s.layout.shape, s), s.dtype.itemsize)
-        for s in moved
-    ]
+    moved = [state for state in states if not is_everywhere(state)]
     if moved:
+        plans = [
+            plan_reshard(s.layout, replicated_layout(s.layout.shape, s), s.dtype.itemsize)
+            for s in moved
+        ]
         nbytes = sum(plan.total_bytes for plan in plans)
         announce(func, [s.layout for s in moved], nbytes, states[0].rank, gathers=True)

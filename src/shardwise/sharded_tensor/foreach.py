@@ -18,7 +18,7 @@ from shardwise.errors import OpError
 from shardwise.ops.foreach import FOREACH, FUSED, NAMED
 from shardwise.sharded_tensor.dispatch import function_name, handles
 from shardwise.sharded_tensor.implicit import announce_move
-from shardwise.sharded_tensor.resharding import check_one_group, reshard_state
+from shardwise.sharded_tensor.resharding import check_one_group, is_everywhere, reshard_state
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, show_written, wrap
@@ -192,9 +192,8 @@ def _check_all_writable(column: Column, func: Any) -> None:
 def _can_share(call: _Call) -> bool:
     """Whether the arguments that are single tensors can stand beside every local piece."""
     for tensor in call.singles:
-        layout = tensor._state.layout
-        everywhere = layout.is_replicated and set(layout.ranks) == set(tensor._state.comm.ranks)
-        if layout.ndim or not everywhere or _has_grad(tensor._state):
+        state = tensor._state
+        if state.layout.ndim or not is_everywhere(state) or _has_grad(state):
             return False
     plain = (arg for arg in (*call.args, *call.kwargs.values()) if isinstance(arg, torch.Tensor))
     return not any(_has_grad(arg) for arg in plain)

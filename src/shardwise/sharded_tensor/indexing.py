@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.differentiable import carriers_of
 from shardwise.errors import OpError, OutOfRangeError
 from shardwise.ops.looking_up import check_plain_index, take_at
@@ -216,7 +217,8 @@ def _one_hot(tensor: Any, num_classes: int = -1) -> Any:
             raise OpError("one_hot: Can not infer total number of classes from empty tensor")
         num_classes = int(tensor.max().item()) + 1
     state = settle(torch.nn.functional.one_hot, state)
-    pieces = [torch.nn.functional.one_hot(shard, num_classes) for shard in state.shards]
+    with heard_by_all("one_hot", state.comm):  # of whose indices only some ranks may be wrong
+        pieces = [torch.nn.functional.one_hot(shard, num_classes) for shard in state.shards]
     layout = with_columns(state.layout, num_classes)
     carriers = carriers_of(pieces, dtype=torch.int64, device=state.device)
     return wrap(state.with_carriers(carriers, layout=layout, spec=None))

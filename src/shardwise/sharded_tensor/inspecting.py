@@ -13,7 +13,7 @@ import torch
 from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import OUTER, handles, refuse
-from shardwise.sharded_tensor.resharding import replicated_state
+from shardwise.sharded_tensor.resharding import is_everywhere, replicated_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ _OUTER_FUNCTIONS = "numel is_floating_point is_complex is_signed is_conj is_neg 
 # Only a tensor in one piece has these.
 _WHOLE = (
     "numpy tolist storage untyped_storage _typed_storage storage_offset storage_type "
-    "__array__ __dlpack__ __dlpack_device__ __cuda_array_interface__"
+    "__array__ __dlpack__ __dlpack_device__"
 )
 
 
@@ -87,12 +87,40 @@ def _data_ptr(tensor: ShardedTensor) -> int:
     return address
 
 
+@handles(_Tensor.__cuda_array_interface__.__get__)
+def _cuda_array_interface(tensor: ShardedTensor) -> Any:
+    if not tensor.is_cuda:  # so that `hasattr` says no, as of any tensor that is not on a GPU
+        raise AttributeError("__cuda_array_interface__ of a ShardedTensor that is not on a GPU")
+    return _of_whole(_Tensor.__cuda_array_interface__.__get__, tensor)
+
+
 def _of_element(function: Callable[..., Any], tensor: ShardedTensor) -> Any:
     return function(one_element(tensor._state))
 
 
-def one_element(state: State, *, may_communicate: bool = True) -> torch.Tensor:
+def one_element(state: State) -> torch.Tensor:
     """The only element, as a plain tensor. All ranks call it, unless all of them have it."""
+    _check_one_element(state)
+    if is_everywhere(state):
+        return state.shards[0].detach()
+    with torch.no_grad():
+        return replicated_state(state).shards[0]
+
+
+def _own_element(state: State, what: str) -> torch.Tensor:
+    """The same where nobody expects that ranks wait for each other; `what` asks for it."""
+    _check_one_element(state)
+    if not is_everywhere(state):
+        raise OpError(
+            f"{what} of a ShardedTensor that is not on every rank",
+            rank=state.rank,
+            got=str(state.layout),
+            fix="Ask for it by st.item(), which all ranks call.",
+        )
+    return state.shards[0].detach()
+
+
+def _check_one_element(state: State) -> None:
     layout = state.layout
     if torch.Size(layout.shape).numel() != 1:
         raise OpError(
@@ -101,29 +129,20 @@ def one_element(state: State, *, may_communicate: bool = True) -> torch.Tensor:
             rank=state.rank,
             got=str(layout),
         )
-    if layout.is_replicated and set(layout.ranks) == set(state.comm.ranks):
-        return state.shards[0].detach()
-    if not may_communicate:
-        raise OpError(
-            "the truth value of a ShardedTensor that is not on every rank",
-            rank=state.rank,
-            got=str(layout),
-            fix="Ask for it by st.item(), which all ranks call.",
-        )
-    with torch.no_grad():
-        return replicated_state(state).shards[0]
 
 
 @handles(_Tensor.__bool__, torch.is_nonzero, _Tensor.is_nonzero)
 def _bool(tensor: ShardedTensor) -> bool:
     state = tensor._state
-    if torch.Size(state.layout.shape).numel() != 1:
+    count = torch.Size(state.layout.shape).numel()
+    if count != 1:
         raise OpError(
-            "Boolean value of Tensor with more than one value is ambiguous",
+            f"Boolean value of Tensor with {'more than one' if count else 'no'} "
+            f"value{'' if count else 's'} is ambiguous",
             rank=state.rank,
             got=str(state.layout),
         )
-    return bool(one_element(state, may_communicate=False))
+    return bool(_own_element(state, "the truth value"))
 
 
 @handles(_Tensor.is_contiguous)
@@ -164,7 +183,7 @@ def _version(tensor: ShardedTensor) -> int:
 @handles(_Tensor.__format__)
 def _format(tensor: ShardedTensor, spec: str) -> str:
     if tensor.dim() == 0 and spec:
-        return format(one_element(tensor._state, may_communicate=False).item(), spec)
+        return format(_own_element(tensor._state, f"the number, as {spec!r},").item(), spec)
     return object.__format__(tensor, spec)
 
 

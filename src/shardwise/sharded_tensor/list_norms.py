@@ -6,17 +6,20 @@ However long the list is, ranks exchange one vector: `torch.nn.utils.clip_grad_n
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwise.comm.checks import should_check
+from shardwise.comm.tracing import is_watched, recorded
 from shardwise.ops.names import functions_named
 from shardwise.ops.norms import MAXIMUM, counted_pieces, norm_reduction, power_sum_reduction
-from shardwise.sharded_tensor.dispatch import handles
+from shardwise.sharded_tensor.deciding import needs_grad
+from shardwise.sharded_tensor.dispatch import function_name, handles
 from shardwise.sharded_tensor.foreach import Column, states_of
-from shardwise.sharded_tensor.implicit import announce_move
-from shardwise.sharded_tensor.resharding import replicated, reshard_state
+from shardwise.sharded_tensor.implicit import settle
+from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import wrap
@@ -24,6 +27,7 @@ from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from shardwise.comm.communicator import Communicator
     from shardwise.ops.norms import Reduction
@@ -37,7 +41,7 @@ _NARROW = (torch.float16, torch.bfloat16)  # of whose pieces norms are computed 
 def _norms(
     tensors: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, ...]:
-    if _needs_grad(tensors):
+    if needs_grad(tensors):
         return tuple(torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors)
 
     def of_pieces(pieces: list[torch.Tensor], wider: torch.dtype | None) -> Sequence[torch.Tensor]:
@@ -50,7 +54,7 @@ def _norms(
 def _power_sums(
     tensors: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, ...]:
-    if _needs_grad(tensors):
+    if needs_grad(tensors):
         return tuple((tensor.abs() ** ord).sum(dtype=dtype) for tensor in tensors)
     list_function: Any = torch._foreach_powsum
 
@@ -64,7 +68,7 @@ def _power_sums(
 
 @handles(torch._foreach_max)
 def _maxima(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    if _needs_grad(tensors) or not all(tensor.is_floating_point() for tensor in tensors):
+    if needs_grad(tensors) or not all(tensor.is_floating_point() for tensor in tensors):
         return tuple(tensor.max() for tensor in tensors)
     return _reduced(
         torch._foreach_max, tensors, MAXIMUM, lambda pieces, _: torch._foreach_max(pieces), None
@@ -73,10 +77,6 @@ def _maxima(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 for _function in functions_named(["_foreach_powsum"]):  # torch 2.13 has it
     handles(_function)(_power_sums)
-
-
-def _needs_grad(tensors: Sequence[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
 
 
 def _reduced(
@@ -94,7 +94,7 @@ def _reduced(
     if reduction.needs_elements and not all(tensor.numel() for tensor in tensors):
         of_pieces([torch.empty(0)], dtype)  # which raises torch's own error
     first, rank = states[0], states[0].rank
-    settled = _settled(func, column)
+    settled = [None if state is None else settle(func, state) for state in column.states]
     pieces: list[torch.Tensor] = []
     index: list[int] = []
     for k, state in enumerate(settled):
@@ -105,7 +105,8 @@ def _reduced(
     values = _values(pieces, of_pieces, dtype, first.comm.wire_device)
     vector = reduction.vector(values, index, len(tensors), first.comm.wire_device)
     if len(first.comm.ranks) > 1:
-        first.comm.all_reduce(vector, reduction.op)
+        with _told(func, first.comm, vector):
+            first.comm.all_reduce(vector, reduction.op)
     numbers = reduction.result(vector).unbind()
     scalar = replicated((), tuple(sorted(first.comm.ranks)))
     found: list[torch.Tensor] = []
@@ -118,18 +119,6 @@ def _reduced(
             made = State(scalar, (held,), rank, state.members, None, state.process_group)
             found.append(wrap(made))
     return tuple(found)
-
-
-def _settled(func: Any, column: Column) -> list[State | None]:
-    """The states with nothing pending."""
-    found: list[State | None] = []
-    for state in column.states:
-        if state is not None and state.layout.pending is not None:
-            target = state.layout.bar
-            announce_move(func, state, target)
-            state = reshard_state(state, target)
-        found.append(state)
-    return found
 
 
 def _values(
@@ -155,6 +144,13 @@ def _values(
     return torch.stack(found)
 
 
+def _told(func: Any, members: Communicator, sent: torch.Tensor) -> AbstractContextManager[None]:
+    """What whoever looks sees of the exchange."""
+    if not is_watched():
+        return nullcontext()
+    return recorded(function_name(func), members, sent.nbytes)
+
+
 # -- gradients that were scaled --------------------------------------------------------------------
 
 
@@ -174,12 +170,9 @@ def _unscale(
     func(pieces, found_inf, inv_scale)
     # torch counts no versions here. [Note: lost views] in `state.py`
     torch.autograd.graph.increment_version([c for state in states for c in state.carriers])
-    _agree_on_largest(found_inf, states[0].comm)
-
-
-def _agree_on_largest(number: torch.Tensor, members: Communicator) -> None:
-    """Every rank's plain number becomes the largest of them."""
+    members = states[0].comm
     if len(members.ranks) > 1:
-        sent = number.to(members.wire_device).reshape(1)
-        members.all_reduce(sent, "max")
-        number.copy_(sent.reshape(number.shape))
+        sent = found_inf.to(members.wire_device).reshape(1)
+        with _told(func, members, sent):
+            members.all_reduce(sent, "max")
+        found_inf.copy_(sent.reshape(found_inf.shape))

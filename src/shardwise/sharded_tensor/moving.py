@@ -174,8 +174,11 @@ def _type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _type(tensor: ShardedTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     if dtype is None:
         return tensor._state.carriers[0].type()
-    kind = dtype if isinstance(dtype, torch.dtype) else torch.empty(0).type(dtype).dtype
-    return _moved(tensor, dtype=kind, non_blocking=non_blocking)
+    if isinstance(dtype, torch.dtype):
+        return _moved(tensor, dtype=dtype, non_blocking=non_blocking)
+    like = torch.empty(0).type(dtype)  # "torch.cuda.FloatTensor" names a kind of device, too
+    device = None if like.device.type == tensor.device.type else like.device
+    return _moved(tensor, device=device, dtype=like.dtype, non_blocking=non_blocking)
 
 
 @handles(_Tensor.pin_memory)

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.errors import LoadError, NotInitializedError
+from shardwise.geometry import Box
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.state import LooseState, State
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase, user_attributes, wrap
 from shardwise.sharding_spec.on_device import on_device
 from shardwise.sharding_spec.plain import (
@@ -136,7 +137,7 @@ def _check_place(saved: Place, now: Place) -> None:
 @handles(_Tensor.__reduce_ex__)
 def _reduce(tensor: ShardedTensor, protocol: Any) -> tuple[Any, ...]:
     state = tensor._state
-    if state.hooks:
+    if not all(hook.is_removed for hook in state.hooks):
         warnings.warn("hooks of a ShardedTensor are not saved", stacklevel=2)
     spec = None if state.spec is None else (plain_spec(state.spec) or state.spec)
     kind = type(tensor)
@@ -152,6 +153,10 @@ def _reduce(tensor: ShardedTensor, protocol: Any) -> tuple[Any, ...]:
         "devices": [str(carrier.device) for carrier in state.carriers],
         "requires_grad": state.requires_grad,
         "init_rrefs": state.init_rrefs,
+        # Of a tensor of no group, whose shards may be those of any ranks.
+        "held": [(rank, box.start, box.stop) for rank, box in state.held]
+        if isinstance(state, LooseState)
+        else None,
         "attributes": user_attributes(tensor),
     }
     return _rebuild_sharded_tensor, (saved,)
@@ -171,18 +176,17 @@ def _rebuild_sharded_tensor(saved: dict[str, Any]) -> ShardedTensor:
         )
     members = None if saved["place"] is None else _members_for(Place(*saved["place"]))
     layout, carriers = layout_from_plain(saved["layout"]), tuple(saved["tensors"])
-    _check_tensors(layout, carriers, saved["rank"])
+    state: State
+    if saved.get("held") is not None:
+        held = tuple((rank, Box(start, stop)) for rank, start, stop in saved["held"])
+        state = LooseState(layout, carriers, saved["rank"], None, held=held)
+    else:
+        group = getattr(members, "process_group", None)
+        state = State(layout, carriers, saved["rank"], members, process_group=group)
+    _check_tensors(state)
+    state.spec, state.init_rrefs = _spec(saved, layout, carriers), saved["init_rrefs"]
     for carrier in carriers:
         carrier.requires_grad_(saved["requires_grad"])
-    state = State(
-        layout,
-        carriers,
-        saved["rank"],
-        members,
-        _spec(saved, layout, carriers),
-        process_group=getattr(members, "process_group", None),
-        init_rrefs=saved["init_rrefs"],
-    )
     kind = saved["class"]
     tensor = wrap(state, _CLASSES[kind] if isinstance(kind, str) else kind)
     for name, value in saved["attributes"].items():
@@ -203,15 +207,15 @@ def _spec(
     return on_device(found, layout.shape, carriers[0].device.type)
 
 
-def _check_tensors(layout: Layout, carriers: tuple[torch.Tensor, ...], rank: int) -> None:
+def _check_tensors(state: State) -> None:
     """The local tensors are those of the rank's boxes, which a damaged file's need not be."""
-    shapes = [box.shape for box in layout.boxes_of(rank)] or [(0,)]
-    found = [tuple(carrier.shape) for carrier in carriers]
-    dtypes = {carrier.dtype for carrier in carriers}
+    shapes = [box.shape for box in state.boxes] or [(0,)]
+    found = [tuple(carrier.shape) for carrier in state.carriers]
+    dtypes = {carrier.dtype for carrier in state.carriers}
     if found != shapes or len(dtypes) != 1:
         raise LoadError(
             "local tensors of a saved ShardedTensor",
-            rank=rank,
+            rank=state.rank,
             expected=f"shapes {shapes} of one dtype",
             got=f"{found} of {sorted(map(str, dtypes))}",
             fix="The file is damaged, or was edited.",

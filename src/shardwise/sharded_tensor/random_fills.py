@@ -15,7 +15,7 @@ import torch
 from shardwise import random
 from shardwise._torch_compat import fan_of
 from shardwise.comm.differentiable import carriers_of
-from shardwise.errors import ArgumentValueError, OpError
+from shardwise.errors import OpError
 from shardwise.sharded_tensor.copying import LikeOptions, empty_like
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import FactoryOptions, filled
@@ -280,22 +280,3 @@ def _init_kaiming_uniform(
     bound = math.sqrt(3.0) * gain / math.sqrt(fan_of(tensor, mode))
     with torch.no_grad():
         return tensor.uniform_(-bound, bound, generator=generator)
-
-
-@handles(torch.eye)
-def _eye(n: int, m: int | None = None, *, out: ShardedTensor, **options: Any) -> ShardedTensor:
-    """`torch.nn.init.eye_` writes the unit matrix by it."""
-    state, shape = out._state, (n, n if m is None else m)
-    if state.layout.shape != shape:
-        raise ArgumentValueError(
-            "out of torch.eye", rank=state.rank, expected=shape, got=state.layout.shape
-        )
-    with torch.no_grad():
-        if state.layout.pending is not None:
-            out.copy_(torch.eye(*shape, dtype=state.dtype, device=state.device))
-            return out
-        for shard, box in zip(state.shards, state.boxes, strict=True):
-            rows = torch.arange(box.start[0], box.stop[0], device=shard.device)
-            columns = torch.arange(box.start[1], box.stop[1], device=shard.device)
-            shard.copy_(rows[:, None] == columns)
-    return out

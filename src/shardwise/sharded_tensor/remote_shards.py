@@ -18,9 +18,7 @@ import torch
 from shardwise._torch_compat import rpc_rank, rpc_worker_ranks
 from shardwise.comm.agreement import agree
 from shardwise.errors import AgreementError, ArgumentValueError, NotInitializedError, OpError
-from shardwise.metadata import ShardMetadata
-from shardwise.placement import placement_at
-from shardwise.sharded_tensor.shard import Shard
+from shardwise.sharded_tensor.seed_views import local_shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,10 +112,7 @@ def _sent(state: State, workers: Mapping[int, str], numbers: Mapping[int, Any]) 
     from torch.distributed import rpc
 
     others = [rank for rank in state.comm.ranks if rank != state.rank]
-    shards = [
-        Shard(tensor, ShardMetadata(box.start, box.shape, placement_at(state.rank, tensor.device)))
-        for box, tensor in zip(state.boxes, state.shards, strict=True)
-    ]
+    shards = local_shards_of(state)
     if not shards or not others:
         return None
     send: Any = rpc.rpc_async  # not typed

@@ -22,6 +22,7 @@ __all__ = [
     "at_home",
     "check_one_group",
     "cut_state",
+    "is_everywhere",
     "job_for",
     "replicated",
     "replicated_layout",
@@ -134,6 +135,12 @@ def check_one_group(what: str, states: Sequence[State]) -> None:
 def replicated_layout(shape: tuple[int, ...], like: State) -> Layout:
     """The layout of a tensor of `shape` that every rank of the group has."""
     return replicated(shape, tuple(sorted(like.comm.ranks)))
+
+
+def is_everywhere(state: State) -> bool:
+    """Whether every rank of the group has the whole tensor."""
+    layout = state.layout
+    return layout.is_replicated and len(layout.ranks) == len(state.comm.ranks)
 
 
 @lru_cache(maxsize=256)

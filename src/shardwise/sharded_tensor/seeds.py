@@ -19,7 +19,7 @@ import torch
 
 from shardwise._torch_compat import checkpointed_runs
 from shardwise.arguments import whole_number
-from shardwise.comm.agreement import agree
+from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
@@ -64,17 +64,24 @@ def manual_seed(seed: int, *, process_group: ProcessGroup | Communicator | None 
     Groups count their calls apart, so with one seed the first random tensor of each group is the
     same. Groups whose tensors are to differ get seeds of their own.
     """
-    number = whole_number(seed, "seed", least=-(2**63))
-    Key(number)  # which checks its range
-    if _runs_again():
-        return
     if process_group is not None or simulated_rank.get() is not None:
         members = communicator(process_group)
-        agree("manual_seed", {"seed": number}, group=members)
-        _streams[members] = _Stream(number, epoch=-1)
+        with heard_by_all("manual_seed", members, hot=False):
+            number = _checked_seed(seed)
+        if not _runs_again():
+            agree("manual_seed", {"seed": number}, group=members)
+            _streams[members] = _Stream(number, epoch=-1)
         return
-    _CHOSEN.change((_CHOSEN.get()[0] + 1, number))
-    _streams.clear()
+    number = _checked_seed(seed)
+    if not _runs_again():
+        _CHOSEN.change((_CHOSEN.get()[0] + 1, number))
+        _streams.clear()
+
+
+def _checked_seed(seed: int) -> int:
+    number = whole_number(seed, "seed", least=-(2**63))
+    Key(number)  # which checks its range
+    return number
 
 
 def get_rng_state(*, process_group: ProcessGroup | Communicator | None = None) -> dict[str, int]:
@@ -91,14 +98,15 @@ def set_rng_state(
     state: Mapping[str, int], *, process_group: ProcessGroup | Communicator | None = None
 ) -> None:
     """Goes on with the random numbers that come after `get_rng_state()`. All ranks call it."""
-    if not {"seed", "calls"} <= set(state):
-        raise ArgumentTypeError(
-            "state of set_rng_state", expected="what get_rng_state() returned", got=repr(state)
-        )
-    key = Key(state["seed"], state["calls"])
+    members = communicator(process_group)
+    with heard_by_all("set_rng_state", members, hot=False):
+        if not {"seed", "calls"} <= set(state):
+            raise ArgumentTypeError(
+                "state of set_rng_state", expected="what get_rng_state() returned", got=repr(state)
+            )
+        key = Key(state["seed"], state["calls"])
     if _runs_again():
         return
-    members = communicator(process_group)
     agree("set_rng_state", {"seed": key.seed, "calls": key.call}, group=members)
     _streams[members] = _Stream(key.seed, epoch=-1, count=key.call)
 
@@ -169,12 +177,11 @@ def _from_first(members: Communicator, generator: torch.Generator | None) -> int
     first = next(iter(members.ranks))
     number = torch.zeros(1, dtype=torch.int64)
     if members.rank == first:
-        # A generator of the meta device has no numbers, and a CUDA one draws on its own device.
-        device = "cpu" if generator is None else generator.device
         if generator is None:
             number[0] = Key(torch.initial_seed()).seed - 2**63
-        else:
-            number.copy_(torch.randint(2**63 - 1, (1,), generator=generator, device=device))
+        else:  # which draws on its own device
+            drawn = torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device)
+            number.copy_(drawn)
     if len(members.ranks) > 1:
         sent = number.to(members.wire_device)
         members.broadcast(sent, first)

@@ -20,7 +20,7 @@ from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
-from shardwise.sharded_tensor.usable import live_state
+from shardwise.sharded_tensor.usable import check_writable, live_state
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -258,7 +258,8 @@ def _out(out: object, state: State, target: ReshardTarget) -> Sequence[torch.Ten
         raise ArgumentTypeError(
             "out of reshard", expected="a ShardedTensor", got=type(out).__name__
         )
-    found = out._state
+    found = live_state(out)
+    check_writable(out, reshard)
     if (found.layout, found.dtype) != (target.layout, state.dtype):
         raise ArgumentValueError(
             "out of reshard",
