@@ -3,6 +3,7 @@
 # Imported for their handlers of torch functions.
 from shardwise.sharded_tensor import (  # noqa: F401
     autograd,
+    backward,
     comparing,
     copying,
     draws,
@@ -11,8 +12,10 @@ from shardwise.sharded_tensor import (  # noqa: F401
     embedding_bag,
     fallback,
     foreach,
+    gradient_hooks,
     indexing,
     inspecting,
+    like_factories,
     list_norms,
     moving,
     pickling,

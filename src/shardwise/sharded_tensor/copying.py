@@ -10,24 +10,18 @@ tensor where it comes from, `detach` hands the attributes on, and `requires_grad
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
-from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.factories import as_one, checked_size
-from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.resharding import (
     check_one_group,
     cut_state,
-    is_everywhere,
-    replicated_layout,
     reshard_state,
 )
-from shardwise.sharded_tensor.state import Seen
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
@@ -37,12 +31,11 @@ from shardwise.sharded_tensor.tensor import (
     wrap,
 )
 from shardwise.sharded_tensor.usable import check_writable
-from shardwise.sharding_spec.on_device import on_device
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["LikeOptions", "empty_like"]
+__all__ = ["fill"]
 
 _Tensor: Any = torch.Tensor
 
@@ -223,7 +216,8 @@ def _zero(tensor: ShardedTensor) -> ShardedTensor:
 
 
 @handles(_Tensor.fill_, torch.fill_)
-def _fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
+def fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
+    """`Tensor.fill_`; of a pending sum, so that the sum is the value."""
     _check_sharded(tensor, "fill_", fix="Write plain.fill_(st.item()).")
     check_writable(tensor, _Tensor.fill_)
     state = tensor._state
@@ -241,112 +235,6 @@ def _fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
     for carrier in state.carriers:
         carrier.fill_(value)
     return tensor
-
-
-class LikeOptions(TypedDict, total=False):
-    """What `torch.zeros_like` and its family take."""
-
-    dtype: torch.dtype | None
-    layout: torch.layout | None
-    device: torch.device | str | None
-    requires_grad: bool
-    memory_format: torch.memory_format
-    pin_memory: bool
-
-
-@handles(torch.empty_like)
-def empty_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
-    """Uninitialised, in the same layout and group; no rank is asked."""
-    state, device = tensor._state, options.get("device")
-    requires_grad = options.pop("requires_grad", False)
-    changes: dict[str, Any] = {"init_rrefs": state.init_rrefs}
-    if device is not None and state.spec is not None:
-        changes["spec"] = on_device(state.spec, state.layout.shape, torch.device(device).type)
-    with torch.no_grad():
-        made = wrap(state.map(lambda local: torch.empty_like(local, **options), **changes))
-    return set_requires_grad(made, requires_grad)
-
-
-@handles(torch.full_like)
-def _full_like(
-    tensor: ShardedTensor, fill_value: Any, **options: Unpack[LikeOptions]
-) -> ShardedTensor:
-    made = empty_like(tensor, **options)
-    with torch.no_grad():
-        _fill(made, fill_value)
-    return made
-
-
-@handles(torch.zeros_like)
-def _zeros_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
-    return _full_like(tensor, 0, **options)
-
-
-@handles(torch.ones_like)
-def _ones_like(tensor: ShardedTensor, **options: Unpack[LikeOptions]) -> ShardedTensor:
-    return _full_like(tensor, 1, **options)
-
-
-@handles(_Tensor.new_empty)
-def _new_empty(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
-    """In the tensor's own layout if it is of that size, else whole on every rank."""
-    shape = checked_size([options.pop("size")] if "size" in options else size)
-    state = tensor._state
-    if shape == state.layout.shape:
-        return empty_like(tensor, **options)
-    made = state.carriers[0].detach().new_empty(shape, **options)
-    return wrap(state.with_carriers([made], layout=replicated_layout(shape, state), spec=None))
-
-
-@handles(_Tensor.new_full)
-def _new_full(tensor: ShardedTensor, size: Any, fill_value: Any, **options: Any) -> ShardedTensor:
-    requires_grad = options.pop("requires_grad", False)
-    made = _new_empty(tensor, size, **options)
-    _fill(made, fill_value)
-    return set_requires_grad(made, requires_grad)
-
-
-@handles(_Tensor.new_zeros)
-def _new_zeros(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
-    return _new_full(tensor, options.pop("size", as_one(size)), 0, **options)
-
-
-@handles(_Tensor.new_ones)
-def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
-    return _new_full(tensor, options.pop("size", as_one(size)), 1, **options)
-
-
-@handles(_Tensor.view_as)
-def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """In the layout of `other`, too; plain if that is plain and all ranks have the tensor.
-
-    `torch.nn.utils.vector_to_parameters` makes it the data of `other`.
-    """
-    if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
-        made: torch.Tensor = wrap(tensor._state.alias(lambda local: local.view_as(local)))
-    else:
-        made = tensor.view(other.shape)
-    if isinstance(other, ShardedTensor):
-        return _laid_out_as(made, other._state, view_of=tensor)
-    assert isinstance(made, ShardedTensor)
-    return made.full_tensor() if is_everywhere(made._state) else made
-
-
-def _laid_out_as(made: torch.Tensor, like: State, *, view_of: torch.Tensor) -> ShardedTensor:
-    """A view of a tensor in the layout of `like`; what is copied into it goes to the tensor."""
-    layout = like.layout.bar
-    if not isinstance(made, ShardedTensor):
-        return wrap(cut_state(made, like, layout=layout).map(torch.Tensor.contiguous))
-    state = made._state
-    is_lost = bool(state.view_of) and made.shape != view_of.shape
-    if state.layout != layout:
-        announce_move(_Tensor.view_as, state, layout)
-        is_lost, seen = True, state.view_of or (Seen.now(state.carriers),)
-        moved = reshard_state(state, layout)
-        made = wrap(moved.with_carriers(moved.carriers, view_of=seen))
-    if is_lost:
-        made._state.reshaped_from = view_of  # `torch.nn.init.orthogonal_` writes by it
-    return made
 
 
 @handles(torch._has_compatible_shallow_copy_type)

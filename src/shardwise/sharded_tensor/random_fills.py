@@ -16,9 +16,9 @@ from shardwise import random
 from shardwise._torch_compat import fan_of
 from shardwise.comm.differentiable import carriers_of
 from shardwise.errors import OpError
-from shardwise.sharded_tensor.copying import LikeOptions, empty_like
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import FactoryOptions, filled
+from shardwise.sharded_tensor.like_factories import LikeOptions, empty_like
 from shardwise.sharded_tensor.seeds import next_key
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.usable import check_writable

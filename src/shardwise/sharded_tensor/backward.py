@@ -1,0 +1,177 @@
+"""Running backward: `backward` and `torch.autograd.grad` of sharded tensors, on local ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise.comm.differentiable import Exchange, exchange, scale_terms
+from shardwise.errors import ArgumentValueError, OpError
+from shardwise.geometry import Layout
+from shardwise.sharded_tensor.autograd import gradient_state
+from shardwise.sharded_tensor.dispatch import handles
+from shardwise.sharded_tensor.resharding import cut_state, reshard_state
+from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.usable import live_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.sharded_tensor.state import State
+
+__all__: list[str] = []
+
+_Tensor: Any = torch.Tensor
+
+
+@handles(_Tensor.backward)
+def _backward(
+    tensor: ShardedTensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+) -> None:
+    carriers = live_state(tensor).carriers
+    if gradient is None and inputs is None and _are_ones(tensor._state):
+        torch.autograd.backward(carriers, None, retain_graph, create_graph)
+    else:
+        _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+# As a method, since the way by which torch asks for it takes longer than many a backward.
+ShardedTensor.backward = _backward  # type: ignore[assignment]
+
+
+def _are_ones(state: State) -> bool:
+    """Whether the gradients that backward starts with are those that torch would take itself."""
+    if state.layout.pending == "avg":
+        return False
+    return all([carrier.dim() == 0 for carrier in state.carriers])
+
+
+@handles(torch.autograd.backward)
+def _backward_of_all(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+) -> None:
+    sources = _listed(tensors)
+    given = grad_variables if grad_tensors is None else grad_tensors
+    outputs, grads = _flattened(sources, [None] * len(sources) if given is None else _listed(given))
+    leaves = None if inputs is None else [c for t in _listed(inputs) for c in _expanded(t)]
+    torch.autograd.backward(
+        outputs, grads, retain_graph=retain_graph, create_graph=create_graph, inputs=leaves
+    )
+
+
+def _flattened(
+    tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Local tensors in place of sharded ones, and the gradients that backward starts with."""
+    outputs: list[torch.Tensor] = []
+    grads: list[torch.Tensor | None] = []
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if isinstance(tensor, ShardedTensor):
+            state = live_state(tensor)
+            outputs += state.carriers
+            grads += _incoming(state, gradient)
+        else:
+            outputs.append(tensor)
+            grads.append(gradient)
+    return outputs, grads
+
+
+def _expanded(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors that autograd knows in place of this one."""
+    return live_state(tensor).carriers if isinstance(tensor, ShardedTensor) else [tensor]
+
+
+def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The gradient of each carrier that backward starts with."""
+    shape = state.layout.shape
+    if gradient is None:
+        if torch.Size(shape).numel() != 1:
+            raise OpError(
+                "grad can be implicitly created only for scalar outputs",
+                rank=state.rank,
+                got=f"a ShardedTensor of shape {shape}",
+                fix="Pass gradient=, or reduce it to one element.",
+            )
+        given = tuple(torch.ones_like(carrier) for carrier in state.carriers)
+    else:
+        if tuple(gradient.shape) != shape:
+            raise ArgumentValueError(
+                "gradient of backward", rank=state.rank, expected=shape, got=tuple(gradient.shape)
+            )
+        if isinstance(gradient, ShardedTensor):
+            found = reshard_state(gradient._state, state.layout.bar, devices=state.devices)
+        else:
+            found = cut_state(gradient, state, layout=state.layout.bar)
+        given = _entering(found, state.layout)
+    return scale_terms(given, state.layout, state.rank, up=False)
+
+
+def _entering(grad: State, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """One gradient per entry of `layout`, each term's a work of its own."""
+    if layout.pending is None:
+        return grad.carriers
+    work = Layout(layout.shape, layout.boxes, layout.owners, terms=layout.terms, pending="sum")
+    job = Exchange(grad.layout, grad.layout, grad.devices, grad.devices, grad.comm, work=work)
+    return exchange(job, grad.carriers)
+
+
+@handles(torch.autograd.grad)
+def _autograd_grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Any, ...]:
+    if is_grads_batched:
+        raise OpError(
+            "torch.autograd.grad of ShardedTensors with is_grads_batched=True",
+            fix="Call it once for each gradient, with retain_graph=True.",
+        )
+    sources, targets = _listed(outputs), _listed(inputs)
+    given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(sources)
+    flat_outputs, flat_grads = _flattened(sources, given)
+    flat = torch.autograd.grad(
+        flat_outputs,
+        [leaf for target in targets for leaf in _expanded(target)],
+        flat_grads,
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        allow_unused=True,  # of several local shards some may be unused; see below
+        materialize_grads=materialize_grads,
+    )
+    left: list[torch.Tensor | None] = list(flat)
+    found: list[torch.Tensor | None] = []
+    for target in targets:
+        count = len(_expanded(target))
+        grads, left = left[:count], left[count:]
+        if not (allow_unused or materialize_grads) and all(grad is None for grad in grads):
+            raise OpError(
+                f"The differentiated Tensor at index {len(found)} appears to not have been used "
+                "in the graph",
+                fix="Set allow_unused=True if this is the desired behavior.",
+            )
+        if isinstance(target, ShardedTensor):
+            state = gradient_state(target._state, grads)
+            found.append(None if state is None else wrap(state))
+        else:
+            found.append(grads[0])
+    return tuple(found)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
