@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwise.comm.differentiable import carriers_of
+from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError, ShardwiseError
 from shardwise.sharded_tensor.seed_views import local_shards_of
@@ -181,16 +181,10 @@ def _carriers(
             check_properties(shard, metadata.tensor_properties, rank)
     if tensors:
         return tensors
-    if metadata is None:
-        return before.carriers if not before.shards else _tie_like(before)
-    properties = metadata.tensor_properties
-    (tie,) = carriers_of((), dtype=properties.dtype, device=before.device)
-    return (tie.requires_grad_(properties.requires_grad),)
-
-
-def _tie_like(state: State) -> tuple[torch.Tensor, ...]:
-    (tie,) = carriers_of((), dtype=state.dtype, device=state.device)
-    return (tie.requires_grad_(state.requires_grad),)
+    if metadata is None and not before.shards:
+        return before.carriers
+    like = before if metadata is None else metadata.tensor_properties
+    return (make_tie(like.dtype, before.device).requires_grad_(like.requires_grad),)
 
 
 def _where_shards_are(

@@ -9,11 +9,7 @@ import torch
 from shardwise.comm.tracing import recorded
 from shardwise.errors import AgreementError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.resharding import (
-    check_one_group,
-    cut_state,
-    reshard_state,
-)
+from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
@@ -61,17 +57,14 @@ def _hold(tests: Iterable[bool], state: State) -> bool:
 
 def _together(a: torch.Tensor, b: torch.Tensor) -> tuple[State, State]:
     """Both in one layout with nothing pending: that of one of them, if it has one."""
-    first = a if isinstance(a, ShardedTensor) else b
-    assert isinstance(first, ShardedTensor)
-    state = first._state
-    check_one_group("comparing", [t._state for t in (a, b) if isinstance(t, ShardedTensor)])
-    layouts = [t._state.layout for t in (a, b) if isinstance(t, ShardedTensor)]
-    settled = [layout for layout in layouts if layout.pending is None]
-    layout = settled[0] if settled else layouts[0].bar
+    states = [t._state for t in (a, b) if isinstance(t, ShardedTensor)]
+    check_one_group("comparing", states)
+    settled = [state.layout for state in states if state.layout.pending is None]
+    layout = settled[0] if settled else states[0].layout.bar
     found = [
         reshard_state(t._state, layout)
         if isinstance(t, ShardedTensor)
-        else cut_state(t, state, layout=layout)
+        else cut_state(t, states[0], layout=layout)
         for t in (a, b)
     ]
     return found[0], found[1]
@@ -101,7 +94,7 @@ def _allclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> bool:
-    _check_kinds("allclose", input, other)
+    _check_alike(input, other)
     return _compare(
         input,
         other,
@@ -109,18 +102,19 @@ def _allclose(
     )
 
 
-def _check_kinds(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
+def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises, on every rank, of tensors that `allclose` does not compare."""
     rank = next(t._state.rank for t in (a, b) if isinstance(t, ShardedTensor))
     if a.shape != b.shape:
         raise ArgumentValueError(
-            f"{what} of two tensors",
+            "allclose of two tensors",
             rank=rank,
             expected="one shape",
             got=f"{tuple(a.shape)} and {tuple(b.shape)}",
         )
     if a.dtype != b.dtype:
         raise OpError(
-            f"{what} of two tensors",
+            "allclose of two tensors",
             rank=rank,
             expected="one dtype",
             got=f"{a.dtype} and {b.dtype}",

@@ -17,11 +17,7 @@ import torch
 from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.resharding import (
-    check_one_group,
-    cut_state,
-    reshard_state,
-)
+from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,

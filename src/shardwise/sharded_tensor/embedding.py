@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from shardwise.comm.agreement import heard_by_all
+from shardwise.comm.differentiable import carriers_of
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops.embedding import look_up, scale_gradient
 from shardwise.ops.looking_up import check_range
-from shardwise.ops.pointwise import with_dims
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.embedding_ids import (
     fetched_rows,
@@ -37,9 +37,7 @@ from shardwise.sharded_tensor.tensor import wrap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.geometry import Layout
     from shardwise.sharded_tensor.embedding_ids import Distinct, Ids
-    from shardwise.sharded_tensor.state import State
 
 __all__: list[str] = []
 
@@ -96,8 +94,10 @@ def _embedding(input: Any, weight: Any, options: Options) -> Any:
         result: Any = look_up(asked, wrap(table) if is_plain(weight) else weight)
         if factors is None:
             return result
-        layout = with_dims(ids.state.layout, 1)
-        return scale_gradient(result, wrap(_with_pieces(ids.state, factors, layout)))
+        carriers = carriers_of(factors, dtype=table.dtype, device=ids.state.device)
+        layout = with_columns(ids.state.layout, 1)
+        scales = ids.state.with_carriers(carriers, layout=layout, spec=None)
+        return scale_gradient(result, wrap(scales))
     assert found is not None
     fetched, tie = fetched_rows(ids, settle(F.embedding, table), found, F.embedding)
     results = [_rows_at(one.places, rows) for one, rows in zip(found, fetched, strict=True)]
@@ -134,8 +134,3 @@ def _rows_at(places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return F.embedding(places, rows)
     # Of no places torch's embedding has no second derivative.
     return rows.index_select(0, places.flatten()).view(*places.shape, rows.shape[1])
-
-
-def _with_pieces(like: State, pieces: Sequence[torch.Tensor], layout: Layout) -> State:
-    held = pieces or [like.carriers[0].new_empty(0, dtype=torch.get_default_dtype())]
-    return like.with_carriers(held, layout=layout, spec=None)

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from shardwise.comm.differentiable import Carriers
 
-Place = tuple[int, Box, int]  # number of an output, box, term
-
 __all__ = [
     "Entry",
+    "OutputPiece",
     "enter",
     "homes_of",
     "inputs_behind",
@@ -36,6 +35,8 @@ __all__ = [
     "tie",
     "works_of",
 ]
+
+OutputPiece = tuple[int, Box, int]  # number of an output, box, term
 
 
 class Entry:
@@ -70,15 +71,13 @@ def works_of(layouts: Sequence[Layout], ranks: Iterable[int]) -> dict[int, int]:
     }
 
 
-def homes_of(
-    layouts: Sequence[Layout], works: Mapping[int, int]
-) -> dict[tuple[int, Box, int], int]:
+def homes_of(layouts: Sequence[Layout], works: Mapping[int, int]) -> dict[OutputPiece, int]:
     """The first work that makes each piece of each output: by it the gradient goes back."""
-    found: dict[tuple[int, Box, int], int] = {}
+    found: dict[OutputPiece, int] = {}
     for number, layout in enumerate(layouts):
         for box, owner, term in layout:
-            place = number, box, term
-            found[place] = min(found.get(place, works[owner]), works[owner])
+            piece = number, box, term
+            found[piece] = min(found.get(piece, works[owner]), works[owner])
     return found
 
 

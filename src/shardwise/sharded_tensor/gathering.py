@@ -25,12 +25,7 @@ GradOfPlain = Literal["same", "sum"]  # whether ranks have one gradient or each 
 def full_tensor(
     state: State, *, grad: GradOfPlain = "same", max_bytes: int | None = None
 ) -> torch.Tensor:
-    """The whole tensor, plain, on every rank of the group. All ranks call it.
-
-    `grad` says what the gradients of the plain tensors are: the "same" on all ranks, each being the
-    whole gradient, or each rank's own part, whose "sum" is the gradient. Where a rank has all of it
-    already, the result shares the tensor's memory.
-    """
+    """The whole tensor, plain, on every rank of the group; see `ShardedTensor.full_tensor`."""
     _check_grad(grad, state)
     (full,) = replicated_state(state, max_bytes=max_bytes, has_own_parts=grad == "sum").shards
     return full.view_as(full) if full is state.carriers[0] else full

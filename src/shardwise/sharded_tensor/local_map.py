@@ -85,7 +85,7 @@ def local_map(
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with doing(f"local_map of {function_name(fn)}") if TRACES else nullcontext():
+        with doing(mapped.name) if TRACES else nullcontext():
             return mapped(args, kwargs)
 
     return call
@@ -213,7 +213,7 @@ class _LocalMap:
             if state.layout.pending is not None or layout.pending is not None:
                 state = reshard_state(state, layout, devices=target.devices, home=target.home)
             has_grad = state.requires_grad and torch.is_grad_enabled()
-            if not has_grad or layout.pending is not None or not _has_replicas(layout):
+            if not has_grad or layout.pending is not None or layout.has_every_box_once:
                 found.append(reshard_state(state, layout, devices=target.devices, home=target.home))
                 continue
             entry = Entry(job_for(state, layout, target.devices, None))
@@ -323,10 +323,6 @@ class _LocalMap:
 def _nowhere(members: Communicator) -> State:
     tie = make_tie(torch.get_default_dtype(), members.wire_device)
     return State(Layout((0,), [], []), (tie,), members.rank, members)
-
-
-def _has_replicas(layout: Layout) -> bool:
-    return len(set(layout.boxes)) < len(layout)
 
 
 def _is_whole(layout: Layout, rank: int) -> bool:

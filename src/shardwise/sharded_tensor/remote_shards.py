@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["RemoteShards", "connect", "remote_shards"]
+__all__ = [
+    "RemoteShards",
+    "_register_remote_shards",
+    "_sharded_tensor_map",
+    "connect",
+    "remote_shards",
+]
 
 _CALL = "init_rrefs=True"
 

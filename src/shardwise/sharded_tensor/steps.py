@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Sized", "in_steps"]
+__all__ = ["HasBytes", "in_steps"]
 
 _STEPS = 32  # about as many exchanges
 
 
-class Sized(Protocol):
+class HasBytes(Protocol):
     """Something of a global size, which is the same on every rank."""
 
     @property
@@ -21,7 +21,7 @@ class Sized(Protocol):
         """How much it adds to a step."""
 
 
-Item = TypeVar("Item", bound=Sized)
+Item = TypeVar("Item", bound=HasBytes)
 
 
 def in_steps(
