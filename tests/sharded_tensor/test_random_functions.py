@@ -207,18 +207,6 @@ def test_dropout_that_drops_nothing_is_the_tensor_itself() -> None:
     simulate(run, 2)
 
 
-def test_wrong_chances_raise_on_every_rank() -> None:
-    def run(rank: int) -> None:
-        layout = layout_kinds(ROWS, world_size=2)["dim 0 uneven, permuted, one empty"]
-        bad = CHANCES.clone()
-        bad[3, 2] = 1.5 if rank < 2 else 0.0
-        torch.bernoulli(_sharded(bad, layout))
-        _sharded(bad, layout).sum()
-
-    with pytest.raises(RankFailure, match="chances between 0 and 1"):
-        simulate(run, 2)
-
-
 # -- what the numbers are like ---------------------------------------------------------------
 
 
@@ -399,7 +387,7 @@ def _states(rank: int) -> None:
     shardwise.manual_seed(-7)
     drawn()
     state = shardwise.get_rng_state()
-    assert state == {"seed": 2**64 - 7, "calls": 1} or state == {"seed": -7, "calls": 1}
+    assert state == {"seed": -7, "calls": 1}
     first = [drawn(), drawn()]
     assert not torch.equal(*first)
     shardwise.set_rng_state(state)

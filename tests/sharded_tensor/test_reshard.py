@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +16,13 @@ from shardwise import sharded_tensor
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.geometry import Layout
 from shardwise.sharded_tensor import ShardedTensor, to_layouts
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.tensor import wrap
 from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
-
-if TYPE_CHECKING:
-    from shardwise.geometry import Layout
+from shardwise.transfer import plan_reshard
 
 
 @st.composite
@@ -46,6 +45,9 @@ def test_the_values_and_the_bytes_are_those_of_the_plan(pair: tuple[Layout, Layo
         return moved.shard_layout, held(moved), random_tensor(source).full_tensor()
 
     simulation = simulate(run, 4)
+    whole = Layout.replicated(source.shape, range(4))
+    plans = [plan_reshard(source, to, 4) for to in (target, whole)]
+    assert simulation.traffic.total_bytes == sum(plan.total_bytes for plan in plans)
     expected = assemble(source, random_shards(source))
     after = {rank: result[1] for rank, result in enumerate(simulation.results)}
     assert all(layout == target for layout, _, _ in simulation.results)
