@@ -7,34 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sharded_tensor.shards import metadata_of, numbers, shards_of
 
 import shardwise
 from shardwise import Layout, run_local
 from shardwise.errors import ArgumentTypeError, OpError
-from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
+from shardwise.metadata import ShardMetadata
 from shardwise.sharded_tensor import Shard, ShardedTensor, full, ones
 from shardwise.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardingSpec
-
-
-def _content(layout: Layout) -> torch.Tensor:
-    return torch.arange(torch.Size(layout.shape).numel(), dtype=torch.float64).view(layout.shape)
-
-
-def _shards(layout: Layout, rank: int, *, requires_grad: bool = False) -> list[Shard]:
-    content = _content(layout)
-    return [
-        Shard.from_tensor_and_offsets(
-            content[box.slices()].clone().requires_grad_(requires_grad), box.start, rank
-        )
-        for box in layout.boxes_of(rank)
-    ]
-
-
-def _metadata(layout: Layout, **properties: Any) -> ShardedTensorMetadata:
-    shards = [ShardMetadata(e.box.start, e.box.shape, f"rank:{e.rank}/cpu") for e in layout]
-    return ShardedTensorMetadata(
-        shards, torch.Size(layout.shape), TensorProperties(torch.float64, **properties)
-    )
 
 
 def _check_holds(st: ShardedTensor, layout: Layout, given: list[Shard]) -> None:
@@ -42,8 +22,8 @@ def _check_holds(st: ShardedTensor, layout: Layout, given: list[Shard]) -> None:
     assert st.shape == layout.shape
     assert st.dtype == torch.float64
     assert all(a.tensor is b.tensor for a, b in zip(st.local_shards(), given, strict=True))
-    assert torch.equal(st.full_tensor().detach(), _content(layout))
-    assert torch.equal((st.clone()).detach().full_tensor(), _content(layout))
+    assert torch.equal(st.full_tensor().detach(), numbers(layout.shape))
+    assert torch.equal((st.clone()).detach().full_tensor(), numbers(layout.shape))
 
 
 def _every_order(rank: int, targets: list[ShardingSpec], size: tuple[int, ...]) -> None:
@@ -54,10 +34,10 @@ def _every_order(rank: int, targets: list[ShardingSpec], size: tuple[int, ...]) 
         layout = spec.layout(size)
         for order in permutations(["_local_shards", "_metadata", "_sharding_spec"]):
             st = ones(shardwise.chunk(0), 5, 3)
-            shards = _shards(layout, rank, requires_grad=True)
+            shards = shards_of(layout, rank, requires_grad=True)
             values = {
                 "_local_shards": shards,
-                "_metadata": _metadata(layout, requires_grad=True),
+                "_metadata": metadata_of(layout, requires_grad=True),
                 "_sharding_spec": spec,
             }
             for name in order:
@@ -66,11 +46,11 @@ def _every_order(rank: int, targets: list[ShardingSpec], size: tuple[int, ...]) 
             assert st.requires_grad
             _check_holds(st, layout, shards)
             whole = st.full_tensor()
-            (whole * _content(layout)).sum().backward()
+            (whole * numbers(layout.shape)).sum().backward()
             for shard in shards:
                 grad = shard.tensor.grad
                 assert grad is not None
-                assert torch.equal(grad, _content(layout)[shard.metadata.box.slices()])
+                assert torch.equal(grad, numbers(layout.shape)[shard.metadata.box.slices()])
 
 
 def test_three_assignments_in_any_order_rebuild_the_tensor() -> None:
@@ -88,7 +68,7 @@ def _in_between(rank: int) -> None:
     st = full(shardwise.chunk(0), (5, 3), 2.0, dtype=torch.float64)
     old = st.metadata()
     layout = shardwise.chunk(1).layout((5, 3))
-    shards = _shards(layout, rank)
+    shards = shards_of(layout, rank)
     st._local_shards = shards
     # what was assigned is read, the rest as it was; everything else raises and says why
     assert [s.tensor is t.tensor for s, t in zip(st._local_shards, shards, strict=True)] == [True]
@@ -107,7 +87,7 @@ def _in_between(rank: int) -> None:
         assert "expected the boxes of this rank" in str(caught.value)
         assert "Assign what belongs to it" in str(caught.value)
     assert st.shape == (5, 3)
-    metadata = _metadata(layout)
+    metadata = metadata_of(layout)
     st._metadata = metadata
     _check_holds(st, layout, shards)
     assert isinstance(st._sharding_spec, ChunkShardingSpec)
@@ -133,7 +113,7 @@ def _one_alone(rank: int) -> None:
     seen: list[Any] = []
     st.register_hook(lambda grad: seen.append(grad.shape))
     # shards of the same boxes are enough: other values, another dtype
-    shards = _shards(layout, rank, requires_grad=True)
+    shards = shards_of(layout, rank, requires_grad=True)
     given = list(shards)
     st._local_shards = shards
     shards.clear()  # the tensor has a list of its own
@@ -146,18 +126,18 @@ def _one_alone(rank: int) -> None:
     assert st.metadata().tensor_properties.dtype == torch.float16
     assert not st.requires_grad
     # a spec that says the same in other words
-    same = EnumerableShardingSpec(_metadata(layout).shards_metadata)
+    same = EnumerableShardingSpec(metadata_of(layout).shards_metadata)
     st._sharding_spec = same
     assert st.sharding_spec() is same
     assert st.shard_layout == layout
     # metadata that says the same leaves the spec; another dtype waits for its shards
     st._metadata = st.metadata()
     assert st.sharding_spec() is same
-    st._metadata = _metadata(layout)
+    st._metadata = metadata_of(layout)
     with pytest.raises(OpError, match="dtype property is incompatible with tensor property"):
         st.full_tensor()
-    st._local_shards = _shards(layout, rank)
-    assert torch.equal(st.full_tensor(), _content(layout))
+    st._local_shards = shards_of(layout, rank)
+    assert torch.equal(st.full_tensor(), numbers(layout.shape))
 
 
 def test_one_assignment_that_fits_takes_effect_at_once() -> None:
@@ -170,8 +150,8 @@ def _another_size(rank: int) -> None:
     weight: Any = torch.nn.Parameter(ones(shardwise.chunk(0), 4, 3, dtype=torch.float64))
     module.register_parameter("weight", weight)
     layout = shardwise.chunk(0).layout((7, 3))
-    shards = _shards(layout, rank, requires_grad=True)
-    weight._metadata = _metadata(layout, requires_grad=True)
+    shards = shards_of(layout, rank, requires_grad=True)
+    weight._metadata = metadata_of(layout, requires_grad=True)
     with pytest.raises(OpError, match="_metadata assigned"):
         weight.sum()
     weight._local_shards = shards
@@ -227,13 +207,13 @@ def _replicas_and_sums(rank: int) -> None:
         assert st.full_tensor().tolist() == [[5.0] * 3] * 2
         rows = shardwise.chunk(0)
         st._sharding_spec = rows
-        st._local_shards = _shards(rows.layout((2, 3)), rank)
-        assert torch.equal(st.full_tensor(), _content(rows.layout((2, 3))))
+        st._local_shards = shards_of(rows.layout((2, 3)), rank)
+        assert torch.equal(st.full_tensor(), numbers((2, 3)))
         # and back: replicas in the metadata overlap until the spec says that they are meant
-        st._metadata = _metadata(shardwise.replicate().layout((2, 3)))
+        st._metadata = metadata_of(shardwise.replicate().layout((2, 3)))
         with pytest.raises(OpError, match="overlap"):
             st.full_tensor()
-        whole = _content(rows.layout((2, 3)))
+        whole = numbers((2, 3))
         st._local_shards = [Shard.from_tensor_and_offsets(whole, [0, 0], rank)]
         st._sharding_spec = shardwise.replicate()
         assert st.shard_layout.is_replicated

@@ -13,12 +13,7 @@ from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.comm.differentiable import carriers_of
 from shardwise.comm.process_group import communicator
-from shardwise.errors import (
-    AgreementError,
-    ArgumentTypeError,
-    MetadataError,
-    ShardCountError,
-)
+from shardwise.errors import AgreementError, ArgumentTypeError, MetadataError, ShardCountError
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
 from shardwise.sharded_tensor.factories import checked_size, home_device, layout_by

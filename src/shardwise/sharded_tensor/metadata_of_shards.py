@@ -15,12 +15,7 @@ import torch.distributed as dist
 
 from shardwise.arguments import items
 from shardwise.comm.process_group import communicator
-from shardwise.errors import (
-    AgreementError,
-    ArgumentTypeError,
-    ArgumentValueError,
-    MetadataError,
-)
+from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, MetadataError
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
 from shardwise.sharded_tensor.factories import checked_size

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.comm.differentiable import (
-    carriers_of,
-    exchange,
-    exchange_of,
-    home_of,
-    transfer_of,
-)
+from shardwise.comm.differentiable import carriers_of, exchange, exchange_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
 from shardwise.errors import ArgumentTypeError
 from shardwise.sharded_tensor.factories import home_device
