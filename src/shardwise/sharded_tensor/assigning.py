@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError, ShardwiseError
-from shardwise.sharded_tensor.seed_views import local_shards_of
+from shardwise.sharded_tensor.fitting import (
+    check_metadata,
+    check_properties,
+    described_spec,
+    matched,
+)
+from shardwise.sharded_tensor.metadata_of_shards import listed_shards
+from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of
 from shardwise.sharded_tensor.state import LooseState, State
 from shardwise.sharding_spec.on_device import on_device
 from shardwise.sharding_spec.spec import ShardingSpec
@@ -83,9 +90,6 @@ class Assigned:
 
 def _checked(name: str, value: Any) -> Any:
     """What can never fit raises at once."""
-    from shardwise.sharded_tensor.from_shards import check_metadata
-    from shardwise.sharded_tensor.metadata_of_shards import listed_shards
-
     if name == "_local_shards":
         return listed_shards(value)
     if name == "_metadata":
@@ -129,7 +133,6 @@ def _settled(before: State, held: Mapping[str, Any]) -> State:
 
 def _loose(before: State, held: Mapping[str, Any]) -> State:
     from shardwise.sharded_tensor.from_shards import loose_state
-    from shardwise.sharded_tensor.seed_views import metadata_of
 
     return loose_state(
         held.get("_local_shards", local_shards_of(before)),
@@ -142,8 +145,6 @@ def _spec(
     before: State, metadata: ShardedTensorMetadata | None, spec: ShardingSpec | None
 ) -> ShardingSpec:
     """The assigned spec, the present one if it still says all, or one for the metadata."""
-    from shardwise.sharded_tensor.from_shards import described_spec
-
     if metadata is None:
         return before.sharding_spec() if spec is None else spec
     if spec is not None:
@@ -169,8 +170,6 @@ def _carriers(
     rank: int,
 ) -> tuple[torch.Tensor, ...]:
     """The local tensors in the layout's order, or a tie; checked against the metadata."""
-    from shardwise.sharded_tensor.from_shards import check_properties, matched
-
     listed = local_shards_of(before) if shards is None else shards
     if shards is None and layout == before.layout and not isinstance(before, LooseState):
         tensors = before.shards

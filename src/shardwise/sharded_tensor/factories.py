@@ -10,36 +10,31 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
-from shardwise.arguments import is_whole_number
 from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.remote_shards import connect
+from shardwise.sharded_tensor.sizes_and_specs import as_one, checked_size, home_device, layout_by
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
-from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
-    from shardwise.comm.communicator import Communicator
-    from shardwise.geometry import Box, Layout
+    from shardwise.geometry import Box
     from shardwise.metadata import TensorProperties
     from shardwise.sharded_tensor.state import State
+    from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = [
     "FactoryOptions",
     "_create_tensor_from_params",
-    "as_one",
-    "checked_size",
     "empty",
     "empty_state",
     "filled",
     "full",
-    "home_device",
-    "layout_by",
     "ones",
     "state_of_pieces",
     "zeros",
@@ -214,28 +209,6 @@ def state_of_pieces(
     return connect(state)
 
 
-def layout_by(spec: object, shape: tuple[int, ...], members: Communicator) -> Layout:
-    """The layout that a spec gives, unless it is no spec or names ranks outside of the group."""
-    if not isinstance(spec, ShardingSpec):
-        raise ArgumentValueError(
-            f"Expecting ShardingSpec but got: {type(spec)}",
-            fix="E.g. shardwise.chunk(0), shardwise.grid([2, 2]) or a ChunkShardingSpec.",
-        )
-    layout = spec.layout(shape)
-    members.ranks.check_members(layout.ranks, what=f"{type(spec).__name__}'s placements")
-    return layout
-
-
-def home_device(spec: ShardingSpec, shape: tuple[int, ...]) -> torch.device:
-    """Where a rank that holds nothing of the tensor takes it to be: on such a device as others."""
-    ranks = spec.layout(shape).ranks
-    devices = spec.local_devices(shape, ranks[0]) if ranks else ()
-    kind = devices[0].type if devices else "cpu"
-    if kind == "cuda" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("meta" if kind == "meta" else "cpu")
-
-
 def _check_options(dtype: object, layout: torch.layout, memory_format: torch.memory_format) -> None:
     if not isinstance(dtype, torch.dtype):
         raise ArgumentTypeError("dtype", expected="a torch.dtype", got=repr(dtype))
@@ -245,27 +218,6 @@ def _check_options(dtype: object, layout: torch.layout, memory_format: torch.mem
         raise ArgumentValueError(
             "Only torch.contiguous_format memory_format is currently supported", got=memory_format
         )
-
-
-def as_one(size: Sequence[Any]) -> Any:
-    """`(4, 6)` of the arguments `4, 6` or `(4, 6)`, right or wrong."""
-    return size[0] if len(size) == 1 and not is_whole_number(size[0]) else size
-
-
-def checked_size(size: Sequence[Any]) -> tuple[int, ...]:
-    """The size that the arguments `4, 6` or `(4, 6)` say."""
-    listed = as_one(size)
-    try:
-        dims = list(listed)
-    except TypeError:
-        dims = [listed]
-    if not all(is_whole_number(dim) for dim in dims):
-        raise ArgumentTypeError(
-            "size has to be a sequence of ints", expected="e.g. 4, 6 or (4, 6)", got=repr(dims)
-        )
-    if any(dim < 0 for dim in dims):
-        raise ArgumentValueError("size", expected="numbers >= 0", got=repr(dims))
-    return tuple(int(dim) for dim in dims)
 
 
 def _create_tensor_from_params(

@@ -13,6 +13,7 @@ from shardwise.comm.differentiable import own_parts
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
+from shardwise.sharded_tensor.usable import state_or_none
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
@@ -121,7 +122,7 @@ def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> Non
             expected=f"None on all ranks but the one at position {dst} of the group",
             got=f"a {type(out).__name__}",
         )
-    if not isinstance(out, torch.Tensor) or hasattr(out, "_state"):
+    if not isinstance(out, torch.Tensor) or state_or_none(out) is not None:
         raise ArgumentTypeError(
             "out of gather", rank=state.rank, expected="a plain tensor", got=type(out).__name__
         )

@@ -9,8 +9,8 @@ import torch
 from shardwise.sharded_tensor.autograd import set_requires_grad
 from shardwise.sharded_tensor.copying import fill
 from shardwise.sharded_tensor.dispatch import handles
-from shardwise.sharded_tensor.factories import as_one, checked_size
 from shardwise.sharded_tensor.resharding import replicated_layout
+from shardwise.sharded_tensor.sizes_and_specs import as_one, checked_size
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.on_device import on_device
 

@@ -18,9 +18,9 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import AgreementError, ArgumentTypeError, ArgumentValueError, MetadataError
 from shardwise.metadata import ShardedTensorMetadata, ShardMetadata, TensorProperties
 from shardwise.placement import rank_of
-from shardwise.sharded_tensor.factories import checked_size
 from shardwise.sharded_tensor.plain_tensors import check_strided
 from shardwise.sharded_tensor.shard import Shard
+from shardwise.sharded_tensor.sizes_and_specs import checked_size
 from shardwise.sharding_spec._internals import (
     check_tensor,
     validate_non_overlapping_shards_metadata,

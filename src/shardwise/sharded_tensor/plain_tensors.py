@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
-from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import state_or_none
 
 __all__ = ["check_contiguous", "check_strided", "checked_plain"]
 
 
 def checked_plain(value: object, what: str, rank: int, *, fix: str | None = None) -> torch.Tensor:
     """The same, unless it is no tensor or a sharded one; `fix` is for the latter."""
-    is_sharded = isinstance(value, ShardedTensor)
+    is_sharded = state_or_none(value) is not None
     if is_sharded or not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(
             what,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import Layout
-from shardwise.sharded_tensor.factories import home_device
+from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import only_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharding_spec.spec import ShardingSpec

@@ -11,9 +11,9 @@ from shardwise.arguments import whole_number
 from shardwise.comm.differentiable import carriers_of, exchange, exchange_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
 from shardwise.errors import ArgumentTypeError
-from shardwise.sharded_tensor.factories import home_device
 from shardwise.sharded_tensor.plain_tensors import check_contiguous, check_strided, checked_plain
 from shardwise.sharded_tensor.resharding import replicated
+from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import check_requires_grad, make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.on_device import on_device

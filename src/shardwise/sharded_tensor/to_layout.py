@@ -14,10 +14,10 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, Sha
 from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
 from shardwise.sharded_tensor.comparing import all_ranks
-from shardwise.sharded_tensor.factories import home_device
 from shardwise.sharded_tensor.remote_shards import connect
 from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
+from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
 from shardwise.sharded_tensor.usable import check_writable, live_state

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
     from shardwise.sharded_tensor.tensor import ShardedTensorBase
 
-__all__ = ["check_usable", "check_writable", "live_state", "states_of_all"]
+__all__ = ["check_usable", "check_writable", "live_state", "state_or_none", "states_of_all"]
 
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
 _GRAD_FN = _Tensor.grad_fn.__get__
+
+
+def state_or_none(value: object) -> State | None:
+    """The state of a sharded tensor; None of anything else. For files that the class imports."""
+    state: State | None = getattr(value, "_state", None) if isinstance(value, _Tensor) else None
+    return state
 
 
 def live_state(tensor: ShardedTensorBase) -> State:
@@ -80,7 +86,7 @@ def check_writable(tensor: torch.Tensor, func: Any) -> None:
 
     [Note: lost views] in `state.py`
     """
-    state: State | None = getattr(tensor, "_state", None)  # None: a plain tensor
+    state: State | None = getattr(tensor, "_state", None)  # as `state_or_none`
     if state is not None and state.view_of:
         raise OpError(
             f"{function_name(func)} into a view of a ShardedTensor",
