@@ -30,6 +30,10 @@ def _on_gpu(rank: int) -> None:
     assert [str(p.device()) for p in gpu.sharding_spec().placements] == ["cuda:0"] * 2
     assert torch.equal(gpu.cpu(), x.detach())
     assert torch.equal(gpu.full_tensor().cpu(), FULL)
+    double = x.detach().type("torch.cuda.DoubleTensor")
+    assert (double.is_cuda, double.dtype) == (True, torch.float64)
+    only = shardwise.reshard(x.detach(), shardwise.on_rank(0, device="cuda:0"))
+    assert (only + only).is_cuda  # on rank 1 too, which has nothing of it
     out = torch.empty(4, 3) if rank == 1 else None
     assert gpu.gather(1, out) is out  # from the GPU into memory of the CPU
     assert out is None or torch.equal(out, FULL)

@@ -21,8 +21,8 @@ from shardwise.sharded_tensor.distributing import as_replicated
 from shardwise.sharded_tensor.entering import Entry, enter, leave_elsewhere, tie
 from shardwise.sharded_tensor.implicit import announce_move
 from shardwise.sharded_tensor.local_outputs import Outputs
-from shardwise.sharded_tensor.reshard_target import target_of
-from shardwise.sharded_tensor.resharding import at_home, check_one_group, job_for, reshard_state
+from shardwise.sharded_tensor.reshard_target import reshard_to, target_of
+from shardwise.sharded_tensor.resharding import at_home, check_one_group, job_for
 from shardwise.sharded_tensor.spec_trees import is_one, leaves, matched, rebuilt
 from shardwise.sharded_tensor.state import State, only_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
@@ -211,10 +211,10 @@ class _LocalMap:
                 self._check_move(state, target.layout)
             layout = target.layout
             if state.layout.pending is not None or layout.pending is not None:
-                state = reshard_state(state, layout, devices=target.devices, home=target.home)
+                state = reshard_to(state, target)
             has_grad = state.requires_grad and torch.is_grad_enabled()
             if not has_grad or layout.pending is not None or layout.has_every_box_once:
-                found.append(reshard_state(state, layout, devices=target.devices, home=target.home))
+                found.append(reshard_to(state, target))
                 continue
             entry = Entry(job_for(state, layout, target.devices, None))
             entries.append(entry)

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import Layout
+from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import only_layout
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharding_spec.spec import ShardingSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
-__all__ = ["ReshardTarget", "target_of"]
+    from shardwise.sharded_tensor.state import State
+
+__all__ = ["ReshardTarget", "reshard_to", "target_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,25 @@ class ReshardTarget:
     devices: tuple[torch.device, ...] | None = None  # of local shards; None: where the tensor is
     # Where a rank that gets nothing takes the tensor to be; None: where it took it to be before.
     home: torch.device | None = None
+
+
+def reshard_to(
+    state: State,
+    target: ReshardTarget,
+    *,
+    max_bytes: int | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+) -> State:
+    """The same tensor at its target, as `reshard_state` brings it there."""
+    return reshard_state(
+        state,
+        target.layout,
+        spec=target.spec,
+        devices=target.devices,
+        home=target.home,
+        max_bytes=max_bytes,
+        out=out,
+    )
 
 
 def target_of(to: object, shape: tuple[int, ...], rank: int) -> ReshardTarget:

@@ -15,7 +15,7 @@ from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.remote_shards import connect
-from shardwise.sharded_tensor.reshard_target import target_of
+from shardwise.sharded_tensor.reshard_target import reshard_to, target_of
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
@@ -153,17 +153,7 @@ def reshard(
             out=given,
         )
         return AsyncReshard(lambda: result(wait()))
-    return result(
-        reshard_state(
-            state,
-            target.layout,
-            spec=target.spec,
-            devices=target.devices,
-            home=target.home,
-            max_bytes=max_bytes,
-            out=given,
-        )
-    )
+    return result(reshard_to(state, target, max_bytes=max_bytes, out=given))
 
 
 def _is_there(state: State, to: object) -> bool:
@@ -292,13 +282,7 @@ def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
                 fix="Use new = shardwise.reshard(st, spec), which is differentiable.",
             )
     with torch.no_grad():
-        moved = reshard_state(
-            state.map(torch.detach),
-            target.layout,
-            spec=target.spec,
-            devices=target.devices,
-            home=target.home,
-        )
+        moved = reshard_to(state.map(torch.detach), target)
         is_same = moved.layout == state.layout  # of which every rank keeps its own gradients
         grad = None if is_same else _moved_gradient(state, moved)
     land(tensor, moved.with_carriers(moved.carriers, spec=target.spec))

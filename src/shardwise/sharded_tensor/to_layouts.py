@@ -20,8 +20,8 @@ from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.progress import progress_bar
-from shardwise.sharded_tensor.reshard_target import ReshardTarget, target_of
-from shardwise.sharded_tensor.resharding import job_for, reshard_state
+from shardwise.sharded_tensor.reshard_target import ReshardTarget, reshard_to, target_of
+from shardwise.sharded_tensor.resharding import job_for
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import (
@@ -319,12 +319,9 @@ def _change_devices(moves: Sequence[Move], done: dict[Any, Any], *, free_source:
     for move in moves:
         if move.is_sent or not move.changes_devices:
             continue
-        state, to = move.state, move.target
-        there = reshard_state(
-            state.map(torch.detach), to.layout, spec=to.spec, devices=to.devices, home=to.home
-        )
+        there = reshard_to(move.state.map(torch.detach), move.target)
         for carrier in there.carriers:
-            carrier.requires_grad_(state.requires_grad)
+            carrier.requires_grad_(move.state.requires_grad)
         _keep(move, there, done, free_source=free_source)
 
 
