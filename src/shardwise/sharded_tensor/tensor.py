@@ -112,7 +112,7 @@ class ShardedTensorBase(torch.Tensor):
 
         The tensors are those that autograd works on. Of a pending sum they are detached. `grad`
         says what the gradients of replicas are: the "same" on all of them, or each rank's own part,
-        whose "sum" is the gradient; the latter copies, and all ranks call it.
+        whose "sum" is the gradient; for the latter all ranks call it.
         """
         return local_shards_of(with_grad(live_state(self), grad))
 
@@ -300,7 +300,7 @@ class ShardedTensor(ShardedTensorBase):
 
         Differentiable: `grad` says what the gradients of the plain tensors are, the "same" on all
         ranks (each the whole gradient), or each rank's own part, whose "sum" is the gradient.
-        Where a rank has all of it already, the result shares the tensor's memory.
+        Where every rank has all of it already, the result shares the tensor's memory.
         """
         return full_tensor(live_state(self), grad=grad, max_bytes=max_bytes)
 

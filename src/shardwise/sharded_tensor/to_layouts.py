@@ -103,7 +103,7 @@ def reshard_all(
     `max_bytes` caps the staging. With `free_source` the tensors go in steps, and each source is
     given up as soon as it has moved, so that the peak is near the larger of both sides; the
     sources cannot be used any more. `progress` shows a bar on the first rank: by default on a
-    terminal, when there are several steps.
+    terminal.
     """
     names, listed = _listed(tensors)
     done: dict[Any, Any] = dict(zip(names, listed, strict=True))
