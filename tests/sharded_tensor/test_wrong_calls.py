@@ -185,7 +185,8 @@ def test_seeds_that_differ_do_not_make_replicas_differ() -> None:
 IDS = torch.tensor([1, 2, 3, 9])  # of which the last, on rank 1, is too large
 WRONG_ON_RANK_1: dict[str, Callable[[Any, Any], Any]] = {
     "smaller than num_classes": lambda ids, _: F.one_hot(ids, 4),
-    "index out of range": lambda ids, table: F.embedding(ids, table),
+    "embedding: index out of range": lambda ids, table: F.embedding(ids, table),
+    "embedding_bag: index out of range": lambda ids, table: F.embedding_bag(ids[:, None], table),
     "expected chances between 0 and 1": lambda ids, _: torch.bernoulli(ids / 3),
     "alloc": lambda ids, _: sharded_tensor.empty(shardwise.on_rank(1), 2**60),
 }

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Box, Layout
 from shardwise.ops.embedding import pool, scale_gradient
-from shardwise.ops.looking_up import has_all
+from shardwise.ops.looking_up import check_range, has_all
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.embedding_ids import (
     as_state,
@@ -95,6 +96,9 @@ def _embedding_bag(
         at = reshard_state(as_state(offsets, state), where)
     share = None if weights is None else reshard_state(as_state(weights, state), state.layout)
     if _is_local(state.layout, table.layout) and not options.scale_grad_by_freq:
+        with heard_by_all("embedding_bag", ids.members):
+            for one in found:
+                check_range(one.rows, table.layout.shape[0], what="embedding_bag")
         return pool(
             wrap(state),
             wrap(table) if is_plain(weight) else weight,
