@@ -188,10 +188,9 @@ def state_of_pieces(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     agree(call, values, group=members, problem=problem)
-    places = list(zip(placed.boxes_of(members.rank), devices, strict=True))
-    shards: list[torch.Tensor] = []
+    boxes = placed.boxes_of(members.rank)
     with heard_by_all(call, members, hot=not may_fail), torch.no_grad():
-        shards = [make(box, device) for box, device in places]
+        shards = [make(box, device) for box, device in zip(boxes, devices, strict=True)]
     if may_fail:
         agree(call, {}, group=members)
     for shard in shards:

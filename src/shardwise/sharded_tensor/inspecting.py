@@ -121,13 +121,12 @@ def _own_element(state: State, what: str) -> torch.Tensor:
 
 
 def _check_one_element(state: State) -> None:
-    layout = state.layout
-    if torch.Size(layout.shape).numel() != 1:
+    count = torch.Size(state.layout.shape).numel()
+    if count != 1:
         raise OpError(
-            f"a Tensor with {torch.Size(layout.shape).numel()} elements cannot be converted to "
-            "Scalar",
+            f"a Tensor with {count} elements cannot be converted to Scalar",
             rank=state.rank,
-            got=str(layout),
+            got=str(state.layout),
         )
 
 
@@ -136,9 +135,9 @@ def _bool(tensor: ShardedTensor) -> bool:
     state = tensor._state
     count = torch.Size(state.layout.shape).numel()
     if count != 1:
+        values = "more than one value" if count else "no values"
         raise OpError(
-            f"Boolean value of Tensor with {'more than one' if count else 'no'} "
-            f"value{'' if count else 's'} is ambiguous",
+            f"Boolean value of Tensor with {values} is ambiguous",
             rank=state.rank,
             got=str(state.layout),
         )
