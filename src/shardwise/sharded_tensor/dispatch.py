@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from shardwise._torch_compat import torch_name, tree_leaves
-from shardwise.errors import ArgumentTypeError, OpError
+from shardwise.errors import ArgumentTypeError
 from shardwise.sharding_spec.custom_ops import check_custom_op
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = [
     "custom_sharded_op_impl",
     "function_name",
     "handles",
-    "refuse",
     "sharded_arguments",
 ]
 
@@ -117,11 +116,6 @@ def call_plain(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     """The torch function on the outer tensors: what it says of size, dtype and device."""
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
-
-
-def refuse(function: Any, *, rank: int, why: str, fix: str) -> OpError:
-    """The error for a function that cannot work on sharded tensors."""
-    return OpError(f"{function_name(function)} of a ShardedTensor: {why}", rank=rank, fix=fix)
 
 
 def function_name(function: Any) -> str:

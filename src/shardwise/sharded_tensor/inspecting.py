@@ -12,7 +12,7 @@ import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import OpError
-from shardwise.sharded_tensor.dispatch import OUTER, handles, refuse
+from shardwise.sharded_tensor.dispatch import OUTER, function_name, handles
 from shardwise.sharded_tensor.resharding import is_everywhere, replicated_state
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def _of_whole(
     shape = state.layout.shape
     whole = [shard for shard in state.shards if tuple(shard.shape) == shape]
     if not whole or state.layout.pending is not None:
-        raise refuse(
-            function,
+        why = f"rank {state.rank} has {len(state.boxes)} of its boxes, not the whole tensor"
+        if state.layout.pending is not None:
+            why = f"a {state.layout.pending} is pending"
+        raise OpError(
+            f"{function_name(function)} of a ShardedTensor: {why}",
             rank=state.rank,
-            why=f"rank {state.rank} has {len(state.boxes)} of its boxes, not the whole tensor"
-            if state.layout.pending is None
-            else f"a {state.layout.pending} is pending",
             fix="Take st.full_tensor(), which all ranks call, or st.local_shards().",
         )
     return function(whole[0], *args, **kwargs)
