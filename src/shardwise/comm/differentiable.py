@@ -37,6 +37,7 @@ from shardwise.transfer import plan_reshard
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.comm.agreement import Agreeing
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer import TransferPlan
 
@@ -180,21 +181,27 @@ def shards_of(carriers: Carriers, layout: Layout, rank: int) -> Carriers:
 
 
 def exchange(
-    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+    job: Exchange,
+    carriers: Carriers,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    agreeing: Agreeing | None = None,
 ) -> Carriers:
     """The carriers in the target layout. Every rank of the group calls it.
 
-    Differentiable any number of times; `out`, the tensors to fill, is for values only.
+    Differentiable any number of times; for values only are `out`, the tensors to fill, and
+    `agreeing`, as in `execute`.
     """
     if torch.is_grad_enabled() and any([carrier.requires_grad for carrier in carriers]):
         assert out is None
+        assert agreeing is None
         if not job.is_differentiable:
             _check_differentiable(job)
         found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
         return found
     if job.work is not None and job.changes_nothing:
         return _one_per_work(job, carriers)
-    moved = _moved(job, carriers, out=out)
+    moved = _moved(job, carriers, out=out, agreeing=agreeing)
     return moved if job.work is None else _one_per_work(job, moved)
 
 
@@ -205,7 +212,11 @@ def _one_per_work(job: Exchange, carriers: Carriers) -> Carriers:
 
 
 def _moved(
-    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+    job: Exchange,
+    carriers: Carriers,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    agreeing: Agreeing | None = None,
 ) -> Carriers:
     plan, shards, out, dtype, device, _ = transfer_of(job, carriers, out=out)
     moved = execute(
@@ -216,6 +227,7 @@ def _moved(
         device=device,
         group=job.members,
         max_bytes=job.max_bytes,
+        agreeing=agreeing,
     )
     _count_writes(out)
     return carriers_of(moved, dtype=carriers[0].dtype, device=home_of(job, carriers))

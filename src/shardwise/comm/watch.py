@@ -14,7 +14,6 @@ the wait for it does not end.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store
-from shardwise.comm.flights import TAG
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ __all__ = ["Watch"]
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
 # Of messages that nobody sends. gloo has connections of their own for every network interface, and
-# chooses by the tag: these go where those of flights go, among up to 16.
-_TAG = TAG + math.lcm(*range(1, 17))
+# chooses by the tag: so many in a row reach all connections.
+_TAGS = range(0x5A60, 0x5A60 + 16)
 _LONGEST = 2000  # characters of a notice
 
 
@@ -114,9 +112,10 @@ class Watch:
         group = self._group()
         for rank in self._ranks:
             if group is not None and rank != self._rank:
-                with suppress(RuntimeError):  # gloo closes a connection when a wait times out
-                    never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), _TAG)
-                    never.wait(timedelta(milliseconds=1))
+                for tag in _TAGS:
+                    with suppress(RuntimeError):  # gloo closes a connection when a wait times out
+                        never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), tag)
+                        never.wait(timedelta(milliseconds=1))
 
     def _notice(self) -> str | None:
         """What another rank has told that raised more often than this one."""
