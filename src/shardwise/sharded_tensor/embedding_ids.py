@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from shardwise.comm.fetching import ask, fetch
+from shardwise.comm.asking import ask
+from shardwise.comm.fetching import fetch
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import settle
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.comm.fetching import Asks
+    from shardwise.comm.row_ways import Asks
     from shardwise.sharded_tensor.state import State
 
 __all__ = [
