@@ -71,13 +71,15 @@ def ask(
     rows: Sequence[torch.Tensor],
     members: Communicator,
     *,
+    device: torch.device,
     adds: bool,
     what: str,
 ) -> Asked:
     """Tells holders of the table which rows are wanted. Every rank of the group calls it.
 
     `rows` are those of this rank's asks: distinct numbers, ascending, int64. If some are out of
-    range, every rank raises an error about `what`. `adds` as in `row_ways`.
+    range, every rank raises an error about `what`. `device` is the table's on this rank; `adds` as
+    in `row_ways`.
     """
     ways = row_ways(table, asks, members.rank, adds=adds)
     own = dict(zip(ways.own, rows, strict=True))
@@ -91,7 +93,7 @@ def ask(
             got=f"others on {ranks_text(sorted({r for k in bad.tolist() for r in asks[k]}))}",
         )
     asked = Asked(ways, table, members, asks, adds, counts[:, :-1], own, {})
-    return replace(asked, told=_exchange_numbers(asked))
+    return replace(asked, told=_exchange_numbers(asked, device))
 
 
 def _exchange_counts(
@@ -121,14 +123,13 @@ def _exchange_counts(
     return found
 
 
-def _exchange_numbers(asked: Asked) -> dict[int, tuple[torch.Tensor, Ints]]:
-    """The row numbers of others' asks, as far as this rank holds the rows."""
+def _exchange_numbers(asked: Asked, device: torch.device) -> dict[int, tuple[torch.Tensor, Ints]]:
+    """The row numbers of others' asks, as far as this rank holds the rows, on `device`."""
     ways, counts, own, members = asked.ways, asked.counts, asked.rows, asked.members
 
     def size(message: RowNumbers) -> int:
         return int(counts[message.ask, list(message.strips)].sum())
 
-    device = next(iter(own.values())).device if own else members.wire_device
     wire = members.wire_device
     received = [torch.empty(size(m), dtype=torch.int64, device=wire) for m in ways.told]
     sent = []

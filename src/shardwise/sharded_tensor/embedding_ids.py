@@ -160,7 +160,15 @@ def fetched_rows(
     adds = table.requires_grad and torch.is_grad_enabled()
     by_ask = dict(zip(ids.own, [one.rows for one in found], strict=True))
     rows = list(by_ask.values())
-    asked = ask(table.layout, ids.asks, rows, table.comm, adds=adds, what=func.__name__)
+    asked = ask(
+        table.layout,
+        ids.asks,
+        rows,
+        table.comm,
+        device=table.device,
+        adds=adds,
+        what=func.__name__,
+    )
     fetched = fetch(asked, table.carriers)
     by_number = dict(zip(by_ask, fetched, strict=True)) if by_ask else {}
     return [by_number[number] for number in ids.own], fetched[0]
