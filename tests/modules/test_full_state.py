@@ -190,6 +190,24 @@ def test_on_real_ranks() -> None:
     shardwise.run_local(_on_real_rank, 3)
 
 
+class Plain(nn.Linear):
+    """Its state dict is a dict and no more."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return dict(super().state_dict(*args, **options))
+
+
+def test_full_tensors_have_nothing_of_the_sharded_ones() -> None:
+    def on_rank(rank: int) -> None:
+        for kind in (nn.Linear, Plain):
+            model = kind(5, 7)
+            shardwise.shard_module(model, ShardingPlan({"weight": "chunk(0)"}))
+            for tensor in shardwise.full_state_dict(model, rank0_only=False).values():
+                assert (type(tensor), vars(tensor)) == (torch.Tensor, {})
+
+    simulate(on_rank, 2)
+
+
 def test_dtypes_are_those_of_the_model() -> None:
     def on_rank(rank: int) -> None:
         model = sharded(1, plans(2)[0])
