@@ -87,7 +87,7 @@ def _cat_and_errors(rank: int) -> None:
     assert torch.equal(
         joined.reshard(shardwise.chunk(0)).full_tensor(), torch.cat([total, 2 * total], 1)
     )
-    for again in (torch.concatenate(parts, axis=1), torch.concat(parts, 1)):  # type: ignore[call-overload]
+    for again in (torch.concatenate(parts, axis=1), torch.concat(parts, 1)):  # type: ignore[call-arg]
         assert type(again) is _PartialTensor
         assert torch.equal(again._local_shard, joined._local_shard)
     with pytest.raises(RuntimeError, match=r"reduce_ops need to be the same.*sum, max"):

@@ -35,7 +35,7 @@ from shardwise.geometry import Layout
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer import TransferPlan
@@ -44,6 +44,7 @@ __all__ = [
     "Carriers",
     "Exchange",
     "carriers_of",
+    "count_writes",
     "exchange",
     "exchange_of",
     "home_of",
@@ -217,7 +218,7 @@ def _moved(
         group=job.members,
         max_bytes=job.max_bytes,
     )
-    _count_writes(out)
+    count_writes(out or ())
     return carriers_of(moved, dtype=carriers[0].dtype, device=home_of(job, carriers))
 
 
@@ -227,14 +228,14 @@ def start(
     """Starts to move values; what it returns waits for them and gives the carriers."""
     transfer = transfer_of(job, carriers, out=out)
     started = start_all([transfer], group=job.members, max_bytes=job.max_bytes)
-    _count_writes(transfer.out)
+    count_writes(transfer.out or ())
     home = home_of(job, carriers)
     return lambda: carriers_of(started.wait()[0], dtype=carriers[0].dtype, device=home)
 
 
-def _count_writes(out: Sequence[torch.Tensor] | None) -> None:
-    """Tells autograd of tensors that messages were received into."""
-    for tensor in out or ():
+def count_writes(tensors: Iterable[torch.Tensor]) -> None:
+    """Tells autograd of tensors whose memory was written behind its back."""
+    for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 

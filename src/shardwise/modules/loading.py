@@ -16,16 +16,11 @@ import torch
 from shardwise._torch_compat import shares_memory, tree_map
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
+from shardwise.comm.differentiable import count_writes
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LoadError
-from shardwise.modules.filling import (
-    check_can_fill,
-    count_writes,
-    parameters_by_key,
-    places_of,
-    room_for,
-)
+from shardwise.modules.filling import check_can_fill, parameters_by_key, places_of, room_for
 from shardwise.modules.group import check_group, group_of
 from shardwise.modules.state_trees import joined, named_tensors
 from shardwise.sharded_optim.incompatible_keys import IncompatibleKeys
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["load_full_state_dict"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
