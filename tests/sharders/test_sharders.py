@@ -298,8 +298,8 @@ def test_tables_by_row_by_column_and_whole(world_size: int) -> None:
 
 
 def test_whole_tables_are_dealt_out_by_size() -> None:
-    targets = match(ShardingPlan({"bags": EmbeddingTables()}), Tables(), range(3), "cpu").targets
-    owners = {t.names[0].split(".")[1]: t.spec.layout(t.tensor.shape).ranks for t in targets}
+    found = match(ShardingPlan({"bags": EmbeddingTables()}), Tables(), range(3), "cpu").tensors
+    owners = {t.names[0].split(".")[1]: t.spec.layout(t.tensor.shape).ranks for t in found}
     assert owners == {"users": (0,), "ads": (1,), "goods": (2,), "days": (2,), "places": (1,)}
 
 

@@ -78,7 +78,7 @@ def reshard_module(
     matched, targets = _agreed(
         model, plan, named, members, optimizer=optimizer, max_bytes=max_bytes
     )
-    for one in matched.targets:
+    for one in matched.tensors:
         if not isinstance(one.tensor, ShardedTensor):
             _promote_in_place(one.tensor, owners_of(model, one.names), members)
     named = _named_tensors(model)
@@ -135,7 +135,7 @@ def _agreed(
         values["return_local_tensor"] = matched.locals
         values["input_plan"] = matched.inputs
         name_of = {id(tensor): name for name, tensor in named.items()}
-        for one in matched.targets:
+        for one in matched.tensors:
             name = name_of[id(one.tensor)]
             targets[name] = _target(name, one.tensor, one.spec, members)
             values[f"target layout of {name!r}"] = targets[name].layout

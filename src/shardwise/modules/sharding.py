@@ -237,13 +237,11 @@ def _prepare(
     matched = match(plan, module, tuple(members.ranks), members.wire_device.type)
     items = [
         _Item(
-            target.names[0],
-            _checked(
-                target.tensor, target.spec, members, src_rank=src_rank, name=repr(target.names[0])
-            ),
-            owners_of(module, target.names),
+            one.names[0],
+            _checked(one.tensor, one.spec, members, src_rank=src_rank, name=repr(one.names[0])),
+            owners_of(module, one.names),
         )
-        for target in matched.targets
+        for one in matched.tensors
     ]
     if max_bytes is not None:
         largest = max((item.full.tensor.dtype.itemsize for item in items), default=1)
@@ -251,13 +249,13 @@ def _prepare(
     compared = _compared(matched) | {"max_bytes": max_bytes}
     if should_check(hot=True):
         compared |= _digests(module, items, src_rank)
-    # Without the targets, which would hold what has gone.
-    return _Prepared(items, replace(matched, targets=()), compared)
+    # Without the tensors, since it would hold what has gone.
+    return _Prepared(items, replace(matched, tensors=()), compared)
 
 
 def _compared(matched: Matched) -> dict[str, object]:
     return {
-        "tensors": [target.names for target in matched.targets],
+        "tensors": [one.names for one in matched.tensors],
         "sharders": [(path, type(sharder)) for path, sharder in matched.sharders],
         "output_plan": matched.outputs,
         "return_local_tensor": matched.locals,
