@@ -213,7 +213,7 @@ def _dim(sharder: Any, module: nn.Module, ndim: int, *, gives: bool) -> int:
     """The dim of the weight that has the features that the module gives, or reads."""
     if sharder.dim is not None:
         return whole_number(sharder.dim, f"{type(sharder).__name__}.dim", least=-ndim)
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
         return 0 if gives else 1
     is_grouped = isinstance(module, _TRANSPOSED) and module.groups > 1
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag, *_TRANSPOSED)) and not is_grouped:
