@@ -16,8 +16,8 @@ from shardwise.arguments import is_whole_number, whole_number
 from shardwise.errors import ShardingPlanError
 from shardwise.sharders.text import (
     balanced,
+    check_output,
     checked_numbers,
-    checked_output,
     spec_words,
     tensor_of,
 )
@@ -182,7 +182,7 @@ class Fused(PlanSharder):
 def _check(sharder: Any) -> None:
     """Checks the arguments that sharders have in common, and makes tuples of lists."""
     name = type(sharder).__name__
-    checked_output(sharder.output, name)
+    check_output(sharder.output, name)
     for key in ("ranks", "sizes"):
         if hasattr(sharder, key):
             object.__setattr__(
