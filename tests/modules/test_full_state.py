@@ -288,6 +288,19 @@ def test_keys_are_compared_as_torch_does() -> None:
     simulate(on_rank, 2)
 
 
+def test_what_hooks_add_to_a_state_dict_is_unexpected_as_in_torch() -> None:
+    def on_rank(rank: int) -> None:
+        model = sharded(1, plans(2)[0])
+        model._register_state_dict_hook(lambda module, state, *_: state.update(version=3))
+        found = shardwise.full_state_dict(model)
+        with pytest.raises(ShardwiseError, match=r"Unexpected key\(s\) in state_dict: version\."):
+            shardwise.load_full_state_dict(model, found or None)
+        keys = shardwise.load_full_state_dict(model, found or None, strict=False)
+        assert keys == ([], ["version"])
+
+    simulate(on_rank, 2)
+
+
 def test_wrong_calls_raise_on_all_ranks_and_change_nothing() -> None:
     def on_rank(rank: int) -> None:
         model = sharded(1, plans(2)[0])

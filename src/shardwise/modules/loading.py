@@ -86,7 +86,7 @@ def load_full_state_dict(
     model's hooks on loading do not run.
     """
     members = group_of(model, process_group)
-    own: dict[str, Any] = model.state_dict(keep_vars=True)
+    own = _own_state(model)
     is_source = _agreed_source(own, state_dict, src_rank, members, optimizer, strict, max_bytes)
     told = members.gather_objects(_outlined(state_dict) if is_source else None)
     outline: Any = told[src_rank]
@@ -112,6 +112,12 @@ def load_full_state_dict(
     if optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return keys
+
+
+def _own_state(model: nn.Module) -> dict[str, Any]:
+    """What can be loaded: tensors and extra state, but not what hooks may add to a state dict."""
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    return {k: one for k, one in state.items() if isinstance(one, torch.Tensor) or _is_extra(k)}
 
 
 def _is_extra(key: str) -> bool:
