@@ -530,6 +530,15 @@ def test_outputs_of_two_tensors_may_not_share_memory() -> None:
         simulate(lambda rank: execute_all([Transfer(PLAN, shards, [shared])] * 2), 2)
 
 
+def test_outputs_on_the_meta_device_share_no_memory() -> None:
+    def rehearse(rank: int) -> None:
+        out = torch.empty(4, 3, device="meta")
+        (found,) = execute(PLAN, [torch.empty(2, 6, device="meta")], out=[out])
+        assert found.is_meta
+
+    assert simulate(rehearse, 2, device="meta").traffic.total_bytes == PLAN.total_bytes
+
+
 def test_outputs_may_not_be_conjugate_views() -> None:
     plan = plan_reshard(ROWS, COLUMNS, 8)
     out = torch.zeros(4, 3, dtype=torch.complex64).conj()
