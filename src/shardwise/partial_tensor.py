@@ -129,6 +129,7 @@ def _cat(func: Any, tensors: Sequence[torch.Tensor], *dim: int, **named_dim: Any
             "torch.cat: All inputs need to be an instance of _PartialTensor",
             rank=first.rank,
             got=", ".join(type(tensor).__name__ for tensor in tensors),
+            fix="Reduce the partial ones first: partial.reshard(spec).",
         )
     ops = [parse_reduce_op(partial._reduce_op, "_PartialTensor") for partial in partials]
     if len(set(ops)) > 1:
@@ -136,6 +137,7 @@ def _cat(func: Any, tensors: Sequence[torch.Tensor], *dim: int, **named_dim: Any
             "torch.cat: All _PartialTensor reduce_ops need to be the same",
             rank=first.rank,
             got=", ".join(ops),
+            fix="Reduce them first: partial.reshard(spec).",
         )
     joined = func([partial._local_shard for partial in partials], *dim, **named_dim)
     return _PartialTensor(joined, first.members, partials[0]._reduce_op)

@@ -15,13 +15,13 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.modules.group import group_of
 from shardwise.modules.plan_hooks import add_plan_hooks, remove_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
+from shardwise.modules.sharding import check_plan
 from shardwise.sharded_optim.state_tensors import promote, state_moves
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.state import check_requires_grad
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.to_layout import target_of
 from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
-from shardwise.sharding_plan.api import ShardingPlan
 from shardwise.sharding_plan.matching import match
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.modules.replacing import Owner
     from shardwise.sharded_tensor.to_layout import Target
+    from shardwise.sharding_plan.api import ShardingPlan
     from shardwise.sharding_plan.matching import Matched
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -123,10 +124,7 @@ def _agreed(
     values: dict[str, object] = {"max_bytes": max_bytes}
     targets: dict[str, Target] = {}
     try:
-        if not isinstance(plan, ShardingPlan):
-            raise ArgumentTypeError(
-                "plan of reshard_module", expected="a ShardingPlan", got=type(plan).__name__
-            )
+        check_plan(plan, "reshard_module")
         values["optimizers"] = [type(one) for one in _listed(optimizer)]
         device = next((tensor.device.type for tensor in named.values()), "cpu")
         matched = match(plan, model, list(members.ranks), device)
