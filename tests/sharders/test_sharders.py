@@ -335,6 +335,8 @@ def test_wrong_arguments_are_refused_where_they_are_given() -> None:
         Rowwise(output=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected one of .*chunk.*, got rows"):
         Columnwise("rows(0)")
+    with pytest.raises(ValueError, match=r"Attention\.num_kv_heads: expected a whole number >= 1"):
+        Attention(num_kv_heads=0)
     with pytest.raises(ValueError, match=r"'a' of EmbeddingTables\.tables: expected one of row"):
         EmbeddingTables({"a": "rows"})
 

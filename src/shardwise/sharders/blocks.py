@@ -91,6 +91,10 @@ class Attention(PlanSharder):
     ranks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, whole_number(given, f"Attention.{name}", least=1))
         object.__setattr__(self, "ranks", checked_numbers(self.ranks, "Attention.ranks"))
         check_output(self.output, "Attention")
 
