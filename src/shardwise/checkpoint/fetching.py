@@ -14,12 +14,12 @@ from shardwise.checkpoint.regions import overlapping, slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
+from shardwise.comm.differentiable import count_writes
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
 from shardwise.comm.reducing import fill_identity, rescale
 from shardwise.errors import CheckpointError
 from shardwise.geometry.splits import flat_range_boxes
-from shardwise.modules.filling import count_writes
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.transfer import plan_reshard

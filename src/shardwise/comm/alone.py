@@ -29,7 +29,7 @@ class Alone:
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
-        self.exchanges: dict[Any, Any] = {}
+        self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
 
     def flight(self) -> Flight:

@@ -270,11 +270,6 @@ def _program(loads: Loads, max_bytes: int | None, members: Communicator) -> Rank
     return make_schedule([load.plan for load in loads], max_bytes).program(members.rank)
 
 
-def _run(program: RankProgram, loads: Loads, members: Communicator) -> None:
-    for round_ in _rounds(program, loads, members):
-        _land(round_, _launch(round_, loads, members), loads)
-
-
 def _rounds(program: RankProgram, loads: Loads, members: Communicator) -> Sequence[Round]:
     """The rounds, after what comes before the first."""
     for tensor, shard in program.cleared:

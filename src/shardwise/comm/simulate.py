@@ -256,9 +256,8 @@ class SimulatedCommunicator:
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         # As a reduce-scatter and an all-gather of even parts.
-        count, size = len(self.ranks), tensor.numel()
+        count, size, mine = len(self.ranks), tensor.numel(), self.ranks.group_rank(self.rank)
         for k, peer in enumerate(self.ranks):
-            mine = self.ranks.group_rank(self.rank)
             for part in (k, mine):
                 elements = (part + 1) * size // count - part * size // count
                 self._world.traffic.add(self.rank, peer, elements * tensor.element_size())

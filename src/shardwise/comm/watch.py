@@ -54,6 +54,7 @@ class Watch:
         self.has_notice = False  # whether what it has told still stands
         self._is_watched = False
         self._waits_since: float | None = None
+        self._is_in_vain = False  # whether the others know that this wait is
         # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
         # thread is never the last to hold a group, or its store, whose end may take minutes.
         self._lock = threading.Lock()
@@ -86,6 +87,9 @@ class Watch:
         finally:
             with self._lock:
                 self._waits_since = None
+        if self._is_in_vain:  # it was not: the rank that had raised came later
+            self._is_in_vain = False
+            self._write("waits", "")
 
     def explain(self, error: RuntimeError) -> None:
         """Raises what another rank has told, if a connection broke because of that."""
@@ -104,6 +108,7 @@ class Watch:
             since = self._waits_since
             waited = 0.0 if since is None else time.monotonic() - since
             if waited >= _PATIENCE and self._notice() is not None:
+                self._is_in_vain = True
                 self._write("waits", "in vain")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
                     self._close()

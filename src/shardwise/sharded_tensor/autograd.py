@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import current_backward
-from shardwise.comm.differentiable import (
-    Exchange,
-    exchange,
-    merge_terms,
-    scale_terms,
-    spread_terms,
-)
+from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.term_gradients import merge_terms, scale_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.geometry import Layout
 from shardwise.sharded_tensor.dispatch import handles
