@@ -15,6 +15,7 @@ import shardwise
 from shardwise._torch_compat import tree_leaves
 from shardwise.comm.simulate import simulate
 from shardwise.errors import RankFailure
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,8 +99,7 @@ def rehearse(
     try:
         events = simulate(step, world_size, device="meta").results
     except RankFailure as failure:
-        cause = failure.__cause__ or failure
-        return Rehearsal(problem=f"{type(cause).__name__}: {str(cause).splitlines()[0]}")
+        return Rehearsal(problem=headline(failure.__cause__ or failure))
     return Rehearsal(_lines(events, names_lines=names_lines))
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, TypeVarTuple
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
 from shardwise.testing.pickling import dumps_call
 from shardwise.testing.rank_pool import Exited, RankHandle, RankPool, is_rank_process, stacks_of
-from shardwise.testing.rank_process import Closed, Raised, Returned, Step, Task, headline
+from shardwise.testing.rank_process import Closed, Raised, Returned, Step, Task
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from shardwise.settings import forget_settings
 from shardwise.testing.pickling import dumps_result
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,6 @@ __all__ = [
     "Step",
     "Task",
     "end_with_parent",
-    "headline",
     "serve",
 ]
 
@@ -293,12 +293,3 @@ def _raised(error: BaseException, verdict: str) -> Raised:
     except Exception:
         pickled = None
     return Raised(f"{verdict}\n{''.join(lines).rstrip()}", pickled)
-
-
-def headline(error: BaseException) -> str:
-    """Type and first line of an exception, even of one that cannot tell its text."""
-    try:
-        lines = str(error).splitlines()
-    except Exception as broken:
-        lines = [f"(its text raised {type(broken).__name__})"]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
