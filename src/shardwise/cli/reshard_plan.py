@@ -74,7 +74,7 @@ def _plan(
     source: str, target: str, shape: tuple[int, ...], *, world_size: int, itemsize: int
 ) -> TransferPlan:
     from shardwise.transfer import TransferPlan
-    from shardwise.transfer.serial import most_moves
+    from shardwise.transfer.counting import most_moves
 
     before, after = (layout_of(spec, shape, world_size=world_size) for spec in (source, target))
     plan = TransferPlan(before, after, itemsize)
