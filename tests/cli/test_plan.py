@@ -148,7 +148,8 @@ def test_plan_shows_bytes_and_what_a_step_sends(model_file: Path) -> None:
 
 def test_plan_reads_configurations_and_plans_in_files(tmp_path: Path) -> None:
     config, plan = tmp_path / "config.json", tmp_path / "plan.yaml"
-    config.write_text(json.dumps(CONFIG | {"tie_word_embeddings": True, "model_type": "llama"}))
+    own = {"tie_word_embeddings": True, "model_type": "llama", "max_position_embeddings": None}
+    config.write_text(json.dumps(CONFIG | own))
     shardwise.ShardingPlan({"*": "replicate()"}, input_plan={"": "replicated"}).save(plan)
     words = [str(config), "--input", "2x4", "--world-size", "2", "--json"]
     cut = json.loads(run_command("plan", *words).out)
@@ -183,6 +184,7 @@ def test_what_cannot_be_rehearsed_is_said(model_file: Path, make: str, problem: 
         (["{file}:plan", "--plan", "{file}:plan"], "plan raises TypeError"),
         (["{file}:make", "--plan", "{file}:plan", "--input", "8by8"], "--input: expected sizes"),
         (["{folder}/config.json"], "model_type of the config.json: expected one of llama"),
+        (["{folder}/long.json"], "max_position_embeddings of the config.json: expected a whole"),
         (["{file}:make", "--world-size", "0"], "--world-size"),
     ],
 )
@@ -190,6 +192,8 @@ def test_a_wrong_call_of_plan_gets_one_line(
     model_file: Path, words: list[str], message: str
 ) -> None:
     (model_file.parent / "config.json").write_text('{"model_type": "unknown"}')
+    config = json.dumps(CONFIG | {"max_position_embeddings": "many"})
+    (model_file.parent / "long.json").write_text(config)
     done = run_command(
         "plan", *(word.format(file=model_file, folder=model_file.parent) for word in words)
     )

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _MOST_RANKS = 4096  # each is a thread while a step is rehearsed
-_LENGTH = 2048  # of a text, if nothing is said
 
 
 def plan(
@@ -100,12 +99,12 @@ class _Subject(NamedTuple):
 
 def _subject(source: str) -> _Subject:
     if source.endswith(".json"):
-        from shardwise.cli.language_models import CausalModel, tensor_parallel_plan
+        from shardwise.cli.language_models import CausalModel, length_of_text, tensor_parallel_plan
 
         config = _config(Path(source))
-        length = min(_LENGTH, int(config.get("max_position_embeddings", _LENGTH)))
+        inputs = [f"1x{length_of_text(config)}"]
         default = tensor_parallel_plan(config)
-        return _Subject(lambda: CausalModel(config), default, [f"1x{length}"], is_users=False)
+        return _Subject(lambda: CausalModel(config), default, inputs, is_users=False)
     return _Subject(_factory(source), None, [], is_users=True)
 
 

@@ -49,11 +49,6 @@ class Line:
     times: int
     sent: dict[int, int]  # rank -> bytes
 
-    @property
-    def total(self) -> int:
-        """Bytes of all ranks."""
-        return sum(self.sent.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
