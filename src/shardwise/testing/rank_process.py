@@ -48,6 +48,7 @@ __all__ = [
     "Step",
     "Task",
     "end_with_parent",
+    "prefer_loopback",
     "serve",
 ]
 
@@ -244,10 +245,7 @@ def _enter(task: Task, settings: _TorchSettings) -> None:
         LOCAL_RANK=str(task.rank),
         LOCAL_WORLD_SIZE=str(task.world_size),
     )
-    # Without a name gloo looks up the host's own, which need not resolve.
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", min(loopback))
+    prefer_loopback("GLOO_SOCKET_IFNAME")
     if task.cwd is not None:
         os.chdir(task.cwd)
     sys.path[:] = task.sys_path
@@ -261,6 +259,16 @@ def _enter(task: Task, settings: _TorchSettings) -> None:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+
+
+def prefer_loopback(variable: str) -> None:
+    """Names the loopback interface in a variable, unless it names one already.
+
+    Without a name the backend looks up the host's own, which need not resolve.
+    """
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if loopback:
+        os.environ.setdefault(variable, min(loopback))
 
 
 def _join_group(task: Task) -> None:
