@@ -19,7 +19,7 @@ import torch
 from shardwise.arguments import items, whole_number
 from shardwise.checkpoint.background import background_of
 from shardwise.checkpoint.dtypes import is_count
-from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
+from shardwise.checkpoint.fetching import TensorToFill, fetch, meet, memory_of, verify_pieces
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
 from shardwise.checkpoint.leaves import sharded_leaf
@@ -179,7 +179,7 @@ class _Job:
 
     index: Index
     state: Targets
-    targets: list[Target]
+    targets: list[TensorToFill]
     keys: LoadedKeys
 
 
@@ -223,7 +223,7 @@ def _agreed_job(
         check_keys(joined.missing, joined.unexpected, own.matched.wanted, own.saved.index)
     keys = LoadedKeys(own.matched.keys.missing, joined.unexpected, own.matched.keys.converted)
     targets = [
-        _target(name, wish, layout, own, wishes.dtype)
+        _to_fill(name, wish, layout, own, wishes.dtype)
         for name, (wish, layout) in joined.wishes.items()
     ]
     if any(one[-1] for one in found):
@@ -258,11 +258,13 @@ def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Join
     return join({rank: one for rank, one in stories if isinstance(one, Told)})
 
 
-def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
+def _to_fill(
+    name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None
+) -> TensorToFill:
     """With the memory of this rank; none, if others want the tensor and this one does not."""
     shards = _shards(own.tensors[name]) if name in own.tensors else ()
     via = None if is_count(name, layout.shape) else dtype
-    return Target(name, layout, shards, wish.dtype, wish.mosaic, via)
+    return TensorToFill(name, layout, shards, wish.dtype, wish.mosaic, via)
 
 
 def _shards(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -281,7 +283,7 @@ def _check_has_checksums(index: Index) -> None:
         )
 
 
-def _without_tied(targets: Sequence[Target], members: Communicator) -> list[Target]:
+def _without_tied(targets: Sequence[TensorToFill], members: Communicator) -> list[TensorToFill]:
     """Of targets that share memory the last; ranks that hold nothing of them hear of it."""
     places: dict[object, int] = {}
     known = [memory_of(target.shards) or number for number, target in enumerate(targets)]
