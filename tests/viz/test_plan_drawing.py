@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.viz.drawn import printed
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
@@ -42,14 +43,8 @@ PENDING = plan_reshard(
 
 
 def rendered(plan: TransferPlan, *, width: int = 80, tty: bool = False, **options: Any) -> str:
-    """What a console of the given width prints."""
-    file = io.StringIO()
-    system: Literal["truecolor", "auto"] = "truecolor" if tty else "auto"
-    console = Console(
-        file=file, width=width, force_terminal=tty, color_system=system, no_color=False
-    )
-    console.print(draw_plan(plan, **options))
-    return file.getvalue()
+    """What a console of the given width prints of a plan."""
+    return printed(draw_plan(plan, **options), width=width, tty=tty)
 
 
 def matrix_lines(text: str) -> list[str]:
