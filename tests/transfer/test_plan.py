@@ -11,25 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import plans
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
 from shardwise.geometry import Box, Boxes, Entry, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer.moves import NO_GROUP
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.plan_cache import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@st.composite
-def pairs(draw: st.DrawFn, *, addends: bool = True, world_size: int = 4) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source = draw(layouts(shape=shape, world_size=world_size, addends=addends))
-    target = draw(layouts(shape=shape, world_size=world_size, addends=addends))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 def _points(box: Box) -> Iterator[tuple[int, ...]]:
@@ -44,7 +36,7 @@ def _held(layout: Layout) -> dict[int, Counter[tuple[int, ...]]]:
     return held
 
 
-@given(pairs(addends=False))
+@given(plans(addends=False))
 def test_a_rank_receives_what_it_does_not_hold_and_nothing_else(plan: TransferPlan) -> None:
     before, after = _held(plan.source), _held(plan.target)
     missing = {rank: len(after[rank].keys() - before[rank].keys()) for rank in range(4)}
@@ -53,14 +45,14 @@ def test_a_rank_receives_what_it_does_not_hold_and_nothing_else(plan: TransferPl
     assert plan.total_bytes == plan.lower_bound == sum(missing.values()) * plan.itemsize
 
 
-@given(pairs())
+@given(plans())
 def test_plans_meet_the_lower_bound_with_addends_too(plan: TransferPlan) -> None:
     assert plan.total_bytes == plan.lower_bound
     assert plan.total_bytes == sum(map(plan.bytes_sent, range(4)))
     assert plan.total_bytes == sum(map(plan.bytes_received, range(4)))
 
 
-@given(pairs())
+@given(plans())
 def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan) -> None:
     """The moves carried out on sets of (element, term), with plain Python."""
     source, target, moves = plan.source, plan.target, plan.moves
@@ -97,7 +89,7 @@ def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan)
             assert total == Counter(value[point])
 
 
-@given(pairs())
+@given(plans())
 def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> None:
     """n(t + d - 2) or n(t + d - 1), where every rank holds one term at most and nobody all."""
     if plan.target.pending is not None:
@@ -122,7 +114,7 @@ def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> N
     assert plan.total_bytes == bound * plan.itemsize
 
 
-@given(pairs(), st.integers(0, 4))
+@given(plans(), st.integers(0, 4))
 def test_a_ranks_part_is_the_same_alone_and_cut_from_the_whole(
     plan: TransferPlan, rank: int
 ) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import plans
 
 import shardwise
 from shardwise.errors import PlanError
 from shardwise.geometry import Box, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
 from shardwise.transfer.text import VERSION
 
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = (shardwise.chunk(dim, ranks=range(2)).layout((4, 6)) for dim in (0, 1))
 PLAN = TransferPlan(ROWS, COLUMNS, 4)
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source, target = (draw(layouts(shape=shape, world_size=4)) for _ in range(2))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 @given(plans())
