@@ -12,6 +12,7 @@ import torch
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.checkpoint.folders import flip
 from tests.checkpoint.loaded import full, numbers, rows, to_fill
 from tests.checkpoint.saved import write_checkpoint
 
@@ -245,12 +246,6 @@ def test_files_of_a_checkpoint_that_was_replaced_are_not_read(tmp_path: Path) ->
     with Reader(index) as reader, pytest.raises(CheckpointError, match="was replaced or removed"):
         reader.read("x", rows((4,), 1).boxes[0], state["x"])
     assert state["x"].tolist() == [0] * 4
-
-
-def flip(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def test_a_flipped_byte_is_found_before_anything_changes(tmp_path: Path) -> None:
