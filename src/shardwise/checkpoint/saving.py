@@ -35,6 +35,7 @@ from shardwise.errors import (
 )
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     import os
@@ -130,8 +131,8 @@ def save(
     assert destination is not None
     job = save_job(brought, merged, Aside(destination, token), members, max_bytes)
     _LOGGER.info(
-        "saving %d tensors, %s, of which %s by rank %d, to %s (planned in %.3f s)",
-        len(job.placing.tensors),
+        "saving %s, %s, of which %s by rank %d, to %s (planned in %.3f s)",
+        plural(len(job.placing.tensors), "tensor"),
         format_bytes(job.nbytes),
         format_bytes(job.rank_bytes),
         members.rank,
