@@ -30,12 +30,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, quiet_peers
+from benchmarks.ranks import clock, mesh, most_over_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.checkpoint.reading import Reader
 from shardwise.testing.memory import peak_growth
@@ -62,9 +61,9 @@ def ours(side: int, dim: int) -> dict[str, Any]:
 
 
 def theirs(side: int, dim: int) -> dict[str, Any]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    devices = mesh()
     return {
-        f"w{k}": distribute_tensor(values(side, k), mesh, [Shard(dim)], src_data_rank=None)
+        f"w{k}": distribute_tensor(values(side, k), devices, [Shard(dim)], src_data_rank=None)
         for k in range(NUM_TENSORS)
     }
 
@@ -110,7 +109,7 @@ def read_raw(state: dict[str, Any], folder: Path, num_writers: int) -> None:
 # -- cases -----------------------------------------------------------------------------------------
 
 
-def saving(folder: Path, options: Options) -> list[Result]:
+def saving(rank: int, folder: Path, options: Options) -> list[Result]:
     """On 4 ranks; leaves the files that are loaded afterwards."""
     quiet_peers()
     warnings.simplefilter("ignore", UserWarning)  # of DCP, that it overwrites
@@ -131,7 +130,7 @@ def saving(folder: Path, options: Options) -> list[Result]:
     ]
 
 
-def loading_on_two(folder: Path, options: Options) -> list[Result]:
+def loading_on_two(rank: int, folder: Path, options: Options) -> list[Result]:
     quiet_peers()
     torch.set_num_threads(1)
     side = QUICK_SIDE if options.quick else SIDE
@@ -148,7 +147,7 @@ def loading(name: str, side: int, dim: int, folder: Path, options: Options) -> R
     expected = ours(side, dim)
     counts = {
         READ: {"ours": percent_read(zeroed(mine), folder)},
-        HELD: {"ours": most(held(zeroed(mine), folder)), "max_bytes": MAX_BYTES >> 20},
+        HELD: {"ours": most_over_ranks(held(zeroed(mine), folder)), "max_bytes": MAX_BYTES >> 20},
     }
     dcp_load(zeroed(other), checkpoint_id=folder / "dcp")
     for key, tensor in expected.items():
@@ -184,12 +183,6 @@ def percent_read(state: dict[str, Any], folder: Path) -> int:
 def held(state: dict[str, Any], folder: Path) -> int:
     load = partial(shardwise.checkpoint.load, max_bytes=MAX_BYTES)
     return peak_growth(lambda: load(state, folder / "ours")) >> 20
-
-
-def most(number: int) -> int:
-    found = torch.tensor([number])
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found)
 
 
 def group_name(world_size: int) -> str:
@@ -241,19 +234,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("SHARDWISE_BENCH_DIR")) as name:
         folder = Path(name)
         print("4 ranks ...", file=sys.stderr)
-        on_four = partial(on_ranks, saving, folder)
-        report.results += shardwise.run_local(on_four, 4, options, timeout=3000)[0]
+        report.results += shardwise.run_local(saving, 4, folder, options, timeout=3000)[0]
         print("2 ranks ...", file=sys.stderr)
-        on_two = partial(on_ranks, loading_on_two, folder)
-        report.results += shardwise.run_local(on_two, 2, options, timeout=3000)[0]
+        report.results += shardwise.run_local(loading_on_two, 2, folder, options, timeout=3000)[0]
         print("convert ...", file=sys.stderr)
         report.results.append(converting(folder, options))
     add_bars(report)
     report.finish()
-
-
-def on_ranks(work: Any, folder: Path, rank: int, options: Options) -> list[Result]:
-    return work(folder, options)  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, group_name, measure_on_ranks, quiet_peers
+from benchmarks.ranks import clock, group_name, measure_on_ranks, mesh, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.transfer import plan_reshard
 
@@ -58,14 +58,13 @@ def torch_systems(
 
 
 def dtensor_systems(full: torch.Tensor) -> dict[str, System | str | None]:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    held = distribute_tensor(full, mesh, [Shard(0)])
+    devices = mesh()
+    held = distribute_tensor(full, devices, [Shard(0)])
     return {
-        SCATTER: lambda: distribute_tensor(full, mesh, [Shard(0)]).to_local(),
-        COLUMNS: lambda: distribute_tensor(full, mesh, [Shard(1)]).to_local(),
+        SCATTER: lambda: distribute_tensor(full, devices, [Shard(0)]).to_local(),
+        COLUMNS: lambda: distribute_tensor(full, devices, [Shard(1)]).to_local(),
         ONE: "cannot",
         ALL: held.full_tensor,
     }

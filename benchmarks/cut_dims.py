@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 import shardwise
 from benchmarks.harness import Case, Result, measure
-from benchmarks.ranks import clock
+from benchmarks.ranks import clock, mesh, most_over_ranks
+from benchmarks.tensor_parallel import loss_of_parts
 from shardwise.testing.memory import peak_growth
 
 if TYPE_CHECKING:
@@ -48,12 +49,6 @@ def group_of(world_size: int) -> str:
     return f"along a cut dim, {world_size} ranks"
 
 
-def mesh_here() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def _measured(
     name: str,
     systems: Mapping[str, System | str | None],
@@ -82,31 +77,6 @@ def _agree(
 # -- cross_entropy ---------------------------------------------------------------------------------
 
 
-class _LossParallel(torch.autograd.Function):
-    """What people write by hand: two small all-reduces, one buffer of the size of the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, first: int) -> torch.Tensor:
-        most = logits.amax(1)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        shifted = logits - most[:, None]
-        here = (target >= first) & (target < first + logits.shape[1])
-        column = (target - first).clamp(0, logits.shape[1] - 1)
-        at_target = shifted.gather(1, column[:, None])[:, 0] * here
-        exponentials = shifted.exp_()
-        sums = torch.stack([exponentials.sum(1), at_target])
-        dist.all_reduce(sums)
-        ctx.save_for_backward(exponentials, sums[0], column, here)
-        return (sums[0].log() - sums[1]).mean()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        exponentials, total, column, here = ctx.saved_tensors
-        found = exponentials.div_(total[:, None])
-        found.scatter_add_(1, column[:, None], -here[:, None].to(found.dtype))
-        return found.mul_(grad / len(total)), None, None
-
-
 def cross_entropy(rank: int, options: Options) -> Result:
     world_size = dist.get_world_size()
     tokens, classes = (64, 4096) if options.quick else CROSS_ENTROPY
@@ -116,7 +86,7 @@ def cross_entropy(rank: int, options: Options) -> Result:
     local = full.chunk(world_size, 1)[rank].contiguous()
     systems = {
         "ours": _ours_loss(local, target, full.shape),
-        HAND: _hand_loss(local, target, rank * local.shape[1]),
+        HAND: _hand_loss(local, target),
         DTENSOR: _dtensor_loss(local, target),
         GATHERED: _gathered_loss(local, target),
     }
@@ -134,9 +104,7 @@ def cross_entropy(rank: int, options: Options) -> Result:
 def _peak(run: System) -> int:
     run()
     dist.barrier()
-    growth = torch.tensor([peak_growth(run)])
-    dist.all_reduce(growth, op=dist.ReduceOp.MAX)
-    return int(growth.item())
+    return most_over_ranks(peak_growth(run))
 
 
 def _columns(local: torch.Tensor, shape: torch.Size) -> Any:
@@ -155,10 +123,10 @@ def _ours_loss(local: torch.Tensor, target: torch.Tensor, shape: torch.Size) -> 
     return run
 
 
-def _hand_loss(local: torch.Tensor, target: torch.Tensor, first: int) -> Callable[[], Any]:
+def _hand_loss(local: torch.Tensor, target: torch.Tensor) -> Callable[[], Any]:
     def run() -> Any:
         logits = local.detach().requires_grad_()
-        loss = _LossParallel.apply(logits, target, first)  # type: ignore[no-untyped-call]
+        loss = loss_of_parts(logits, target)
         loss.backward()
         return loss.detach(), logits.grad
 
@@ -169,11 +137,11 @@ def _dtensor_loss(local: torch.Tensor, target: torch.Tensor) -> Callable[[], Any
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor.parallel import loss_parallel
 
-    mesh = mesh_here()
+    devices = mesh()
 
     def run() -> Any:
         logits = local.detach().requires_grad_()
-        whole = DTensor.from_local(logits, mesh, [Shard(1)])
+        whole = DTensor.from_local(logits, devices, [Shard(1)])
         with loss_parallel():
             loss = F.cross_entropy(whole, target)
             loss.backward()
@@ -273,13 +241,13 @@ def _hand_norm(x: torch.Tensor, slope: torch.Tensor, width: int) -> Callable[[],
 def _dtensor_norm(x: torch.Tensor, slope: torch.Tensor, width: int) -> Callable[[], Any]:
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = mesh_here()
-    upstream = DTensor.from_local(slope, mesh, [Shard(1)])
+    devices = mesh()
+    upstream = DTensor.from_local(slope, devices, [Shard(1)])
 
     def run() -> Any:
         given = x.detach().requires_grad_()
-        y: Any = F.layer_norm(DTensor.from_local(given, mesh, [Shard(1)]), (width,))
-        y = y.redistribute(mesh, [Shard(1)])  # it has gathered its input
+        y: Any = F.layer_norm(DTensor.from_local(given, devices, [Shard(1)]), (width,))
+        y = y.redistribute(devices, [Shard(1)])  # it has gathered its input
         y.backward(upstream)
         return y.to_local().detach(), given.grad
 

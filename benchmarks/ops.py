@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import shardwise
 from benchmarks.cut_dims import bars_along_cut_dims, functions_along_cut_dims
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, measure_on_ranks, quiet_peers
+from benchmarks.ranks import clock, measure_on_ranks, mesh, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from benchmarks.tensor_parallel import Enter, Leave
 
@@ -54,25 +54,19 @@ def weights_of(width: int, hidden: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) / 16 for shape in shapes]
 
 
-def mesh_of(world_size: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh("cpu", (world_size,))
-
-
 # -- what Python costs -----------------------------------------------------------------------------
 
 
 def eager(options: Options) -> list[Result]:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    mesh = mesh_of(1)
+    devices = mesh()
     x, y = torch.randn(4, 8), torch.randn(4, 8)
     rows = shardwise.chunk(0, device="cpu")
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
         "ours": lambda t: shardwise.distribute(t, rows),
         PLAIN: lambda t: t,
-        DTENSOR: lambda t: distribute_tensor(t, mesh, [Replicate()]),
+        DTENSOR: lambda t: distribute_tensor(t, devices, [Replicate()]),
     }
 
     def both_ways(make: Callable[[torch.Tensor], Any]) -> System:
@@ -166,7 +160,7 @@ def by_dtensor(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[],
         for parameter, weight in zip(model.parameters(), weights, strict=True):
             parameter.copy_(weight)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    parallelize_module(model, mesh_of(dist.get_world_size()), plan)
+    parallelize_module(model, mesh(), plan)
     given = x.clone().requires_grad_()
 
     def run() -> Any:
@@ -250,13 +244,13 @@ def embedding_by_seed(ids: torch.Tensor, mine: torch.Tensor) -> tuple[Callable[[
 def embedding_by_dtensor(ids: torch.Tensor, mine: torch.Tensor) -> tuple[Callable[[], Any], Any]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh = mesh_of(dist.get_world_size())
-    weight = torch.nn.Parameter(DTensor.from_local(mine.clone(), mesh, [Shard(0)]))
+    devices = mesh()
+    weight = torch.nn.Parameter(DTensor.from_local(mine.clone(), devices, [Shard(0)]))
 
     def run() -> Any:
-        every = DTensor.from_local(ids, mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
+        every = DTensor.from_local(ids, devices, [Shard(0)]).redistribute(devices, [Replicate()])
         found: Any = F.embedding(every, weight)
-        return found.redistribute(mesh, [Shard(0)]).to_local()
+        return found.redistribute(devices, [Shard(0)]).to_local()
 
     return run, weight
 

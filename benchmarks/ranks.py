@@ -1,4 +1,4 @@
-"""What benchmarks on local ranks share: a clock that all ranks obey, and quiet peers."""
+"""What benchmarks on local ranks share: a clock that all ranks obey, quiet peers, peaks, names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from benchmarks.harness import Clock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed.device_mesh import DeviceMesh
+
     from benchmarks.harness import Result
     from benchmarks.report import Options, Report
 
@@ -29,6 +31,20 @@ def clock() -> Clock:
         return agreed.item()
 
     return Clock(line_up=dist.barrier, agree=slowest)
+
+
+def mesh() -> DeviceMesh:
+    """DTensor's mesh of one axis, all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def most_over_ranks(number: int) -> int:
+    """The largest number that a rank has."""
+    found = torch.tensor([number])
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)
 
 
 def quiet_peers() -> None:
@@ -47,4 +63,5 @@ def measure_on_ranks(
 
 
 def group_name(shape: tuple[int, ...], world_size: int) -> str:
+    """The table of cases of one shape."""
     return f"{world_size} ranks, {' x '.join(map(str, shape))}"

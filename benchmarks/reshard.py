@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, group_name, measure_on_ranks, quiet_peers
+from benchmarks.ranks import clock, group_name, measure_on_ranks, most_over_ranks, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.comm import Transfer, execute, execute_all
 from shardwise.testing.memory import peak_growth
@@ -39,7 +39,7 @@ QUICK_SHAPES = (1024, 1024), (1023, 511), (64, 64)
 HAND = "by hand"
 PEAK = "peak, % of output"
 LEAST_OUTPUT = 8 << 20  # bytes: below it, the peak is mostly sockets and rounding
-NO_SHARDED_TENSOR = "cannot"
+CANNOT = "cannot"
 Index = tuple[slice, ...]
 
 
@@ -228,10 +228,10 @@ def local_shards(layout: Layout, rank: int) -> list[torch.Tensor]:
 
 def check_equal(task: Task, results: Mapping[str, Any]) -> None:
     """All systems that give one tensor give the same."""
-    ours_ = results["ours"]
+    expected = results["ours"]  # a list, of one tensor or none
     for name, found in results.items():
-        if isinstance(found, torch.Tensor) and ours_:
-            torch.testing.assert_close(found, ours_[0], msg=f"{task.name}: {name} differs")
+        if isinstance(found, torch.Tensor) and expected:
+            torch.testing.assert_close(found, expected[0], msg=f"{task.name}: {name} differs")
 
 
 def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result:
@@ -246,16 +246,14 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
     prepare: System | None = None
     if is_sum and task.target == "chunk(0)" and task.shape[0] % world_size:
         systems[HAND] = "uneven"
-    systems["ShardedTensor"] = NO_SHARDED_TENSOR
+    systems["ShardedTensor"] = CANNOT
     if task.torch_specs is not None and not any(n % world_size for n in task.shape):
         prepare, systems["ShardedTensor"] = torch_sharded_tensor(task, shards)
     elif task.name == "rows to rank 0":
         prepare, systems["ShardedTensor"] = torch_gather(task, shards, rank)
     elif task.torch_specs is not None or (task.name == "ranks rotated" and world_size > 2):
         systems["ShardedTensor"] = "aborts"
-    systems["DTensor"] = (
-        "wrong result" if "ranks" in task.name and task.mesh is None else NO_SHARDED_TENSOR
-    )
+    systems["DTensor"] = "wrong result" if "ranks" in task.name and task.mesh is None else CANNOT
     if task.mesh is not None:
         systems["DTensor"] = dtensor(task, shards, world_size)
     if prepare is not None:
@@ -265,7 +263,9 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
         raise AssertionError(f"{task.name}: {plan.total_bytes} bytes, bound {plan.lower_bound}")
     counts = {"bytes": {"ours": plan.total_bytes, "lower bound": plan.lower_bound}}
     if max(plan.output_bytes.values()) > LEAST_OUTPUT:
-        counts[PEAK] = peaks(plan, systems, prepare)
+        output = max(plan.output_bytes.values())
+        found = peaks(systems, prepare)
+        counts[PEAK] = {name: round(100 * peak / output) for name, peak in found.items()}
     group = group_name(task.shape, world_size)
     case = Case(f"{task.name}, {world_size}", systems, group=group, counts=counts, prepare=prepare)
     # Short exchanges scatter widely, and cost little to repeat.
@@ -275,19 +275,16 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
 
 
 def peaks(
-    plan: TransferPlan, systems: Mapping[str, System | str | None], prepare: System | None
+    systems: Mapping[str, System | str | None], prepare: System | None = None
 ) -> dict[str, int]:
-    """Peak growth of the largest rank, in percent of the largest output."""
+    """Bytes by which the largest rank grows at its peak."""
     found = {}
-    output = max(plan.output_bytes.values())
     for name, run in systems.items():
         if callable(run):
             if prepare is not None:
                 prepare()
             dist.barrier()
-            growth = torch.tensor([peak_growth(run)])
-            dist.all_reduce(growth, op=dist.ReduceOp.MAX)
-            found[name] = round(100 * growth.item() / output)
+            found[name] = most_over_ranks(peak_growth(run))
     return found
 
 
@@ -302,8 +299,7 @@ def capped(shape: tuple[int, ...], rank: int, world_size: int, options: Options)
     output = max(plan.output_bytes.values())
     counts = {
         "peak beyond output, KiB": {
-            name: (percent * output // 100 - output) >> 10
-            for name, percent in peaks(plan, systems, None).items()
+            name: (peak - output) >> 10 for name, peak in peaks(systems).items()
         },
         "rounds": {name: len(plan.schedule(caps.get(name)).rounds) for name in systems},
     }

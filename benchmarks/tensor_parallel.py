@@ -14,12 +14,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.ranks import mesh
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardwise.demo.gpt import GPT
 
-__all__ = ["Enter", "Leave", "by_dtensor", "by_hand"]
+__all__ = ["Enter", "Leave", "by_dtensor", "by_hand", "loss_of_parts"]
 
 
 class Enter(torch.autograd.Function):
@@ -131,7 +133,7 @@ class _CutGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(_enter(self.norm(x)), self.token)
-        return _loss(logits.flatten(0, 1), targets.flatten())
+        return loss_of_parts(logits.flatten(0, 1), targets.flatten())
 
 
 def _look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -149,7 +151,8 @@ def _leave(x: torch.Tensor) -> torch.Tensor:
     return Leave.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def loss_of_parts(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean loss over classes that are cut: a maximum and a sum over ranks."""
     return _LossOfParts.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -164,7 +167,6 @@ def by_hand(model: GPT) -> tuple[Callable[..., torch.Tensor], list[nn.Parameter]
 
 def by_dtensor(model: GPT) -> tuple[Callable[..., torch.Tensor], list[nn.Parameter]]:
     """The same by parallelize_module, as its tutorials say: words, heads and hidden values."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -187,7 +189,7 @@ def by_dtensor(model: GPT) -> tuple[Callable[..., torch.Tensor], list[nn.Paramet
             f"blocks.{number}.mlp.up": ColwiseParallel(),
             f"blocks.{number}.mlp.down": RowwiseParallel(),
         }
-    parallelize_module(model, init_device_mesh("cpu", (size,)), plan)
+    parallelize_module(model, mesh(), plan)
     model.head.weight = model.words.token.weight  # which it has made two of
 
     def run(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

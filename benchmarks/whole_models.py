@@ -12,7 +12,7 @@ from torch import nn
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock
+from benchmarks.ranks import clock, mesh, most_over_ranks
 from shardwise import ShardingPlan
 from shardwise.testing.memory import peak_growth
 
@@ -60,19 +60,17 @@ def sharded_by_torch(tensors: Tensors) -> nn.Module:
 
 
 def sharded_by_dtensor(tensors: Tensors) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     plan: dict[str, Any] = {
         str(k): RowwiseParallel() if dim else ColwiseParallel()
         for k, dim in enumerate(tensors.dims)
     }
-    return parallelize_module(tensors.module(), mesh, plan)
+    return parallelize_module(tensors.module(), mesh(), plan)
 
 
 def shard(rank: int, options: Options) -> Result:
@@ -91,11 +89,10 @@ def shard(rank: int, options: Options) -> Result:
     assert piece.shape == (height, WIDTH // world_size)
     del last, piece
     share = 4 * NUM_PARAMETERS * height * WIDTH // world_size
-    grown = torch.tensor([peak_growth(lambda: sharded_by_us(mine, MAX_BYTES)) - share])
-    if rank == 0:
-        grown.zero_()  # the source has the model, and what it sends
-    dist.all_reduce(grown, op=dist.ReduceOp.MAX)
-    counts = {PEAK: {"ours": int(grown) >> 20, "max_bytes": MAX_BYTES >> 20}}
+    grown = peak_growth(lambda: sharded_by_us(mine, MAX_BYTES)) - share
+    # Not of the first rank: the source has the model, and what it sends.
+    counts = {PEAK: {"ours": most_over_ranks(grown if rank else 0) >> 20}}
+    counts[PEAK]["max_bytes"] = MAX_BYTES >> 20
     case = Case(shard_name(height), systems, group=shard_group(world_size), counts=counts)
     return measure(case, repeats=options.repeats, budget_s=2 * options.budget_s, clock=clock())
 

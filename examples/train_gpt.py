@@ -6,8 +6,7 @@ The model (`shardwise.demo.gpt`) is plain torch, and so is a step of training
 (`shardwise.demo.training`). A plan says which parameter is cut how, and shard_module carries it
 out. Half-way the model changes to another plan, optimizer state and all, and the loss goes on as
 if nothing had happened: on rank 0 the same model is trained without sharding, and the two losses
-stand side by side. At the
-end the model writes some text.
+stand side by side. At the end the model writes some text.
 
     torchrun --nproc-per-node 4 examples/train_gpt.py --save checkpoint
     torchrun --nproc-per-node 2 examples/train_gpt.py --resume checkpoint
@@ -23,10 +22,7 @@ import argparse
 import copy
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
 
 import torch
 import torch.distributed as dist

@@ -13,11 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script sees only its own folder
 
 import torch
 import torch.distributed as dist
@@ -109,7 +105,8 @@ def train(steps: int) -> None:
         if step == steps // 2:
             moved = plan_of(world_size, hour_on=3)
             shardwise.reshard_module(model, moved, optimizer)
-            console.print("  the table of hours has moved from rank 2 to rank 3" * (world_size > 3))
+            before, after = 2 % world_size, 3 % world_size
+            console.print(f"  the table of hours has moved from rank {before} to rank {after}")
         bags, clicked = clicks(step, 96)
         mine = own_part(step, rank, world_size)
         # The targets are cut like the rows that the ranks read; the loss is that of all clicks.

@@ -146,7 +146,7 @@ def test_all_lists_exactly_what_a_module_offers(name: str) -> None:
     assert own <= set(module.__all__)
 
 
-# Sub-path -> names of the seed system that this package has so far.
+# Sub-path -> names of the seed system; `sharded_tensor/test_seed_paths.py` has those below that.
 SEED = {
     "metadata": ["ShardMetadata"],
     "sharding_spec": [

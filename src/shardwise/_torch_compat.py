@@ -102,17 +102,21 @@ def active_transform() -> str | None:
     return "torch.jit.trace" if is_tracing() else None
 
 
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
+_push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def has_saving_hooks() -> bool:
+    """Whether what autograd saves goes through hooks, as those of checkpointing."""
+    return _top_hooks(True) is not None
+
+
 class CheckpointedRun(NamedTuple):
     """A run of a function under `torch.utils.checkpoint`, as code inside of it finds it."""
 
     call: Any  # the same object whenever this call of the function runs; can be weakly referenced
     again: Any  # None the first time; in backward an object that stands for this run
-
-
-def can_swap(tensor: torch.Tensor) -> bool:
-    """Whether only the object needs what it is: no graph that is alive, no weak reference."""
-    private: Any = tensor
-    return not getweakrefs(tensor) and private._use_count() == 1
 
 
 def checkpointed_runs() -> list[CheckpointedRun]:
@@ -133,16 +137,6 @@ def checkpointed_runs() -> list[CheckpointedRun]:
     return [run for run in runs if run is not None]
 
 
-_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
-_pop_hooks: Any = torch._C._autograd._pop_saved_tensors_default_hooks
-_push_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
-
-
-def has_saving_hooks() -> bool:
-    """Whether what autograd saves goes through hooks, as those of checkpointing."""
-    return _top_hooks(True) is not None
-
-
 def _run_of(pack: Any) -> CheckpointedRun | None:
     inner = unwrap(pack)
     if getattr(inner, "__module__", None) != "torch.utils.checkpoint":
@@ -153,6 +147,16 @@ def _run_of(pack: Any) -> CheckpointedRun | None:
     if "target_frame_ref" in names:
         return CheckpointedRun(names["target_frame_ref"](), inner)
     raise RuntimeError(f"torch {torch.__version__} checkpoints in a way that is not known: {inner}")
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast on this kind of device; None where it is off.
+
+    torch raises about the meta device, which has none.
+    """
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 def allow_foreach(cls: type) -> None:
@@ -249,6 +253,12 @@ def parse_to(
     return device, dtype, non_blocking, memory_format
 
 
+def can_swap(tensor: torch.Tensor) -> bool:
+    """Whether only the object needs what it is: no graph that is alive, no weak reference."""
+    private: Any = tensor
+    return not getweakrefs(tensor) and private._use_count() == 1
+
+
 def swap_impl(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Swaps what the two objects are in C++; their Python attributes stay."""
     private: Any = torch._C
@@ -311,16 +321,6 @@ class MeshPlacementTypes(NamedTuple):
     strided_shard: type
     replicate: type
     partial: type
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype of autocast on this kind of device; None where it is off.
-
-    torch raises about the meta device, which has none.
-    """
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
 
 
 def mesh_placement_types() -> MeshPlacementTypes:

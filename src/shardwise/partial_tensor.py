@@ -98,8 +98,9 @@ class _PartialTensor(ShardedTensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """As of a ShardedTensor; what is still to be reduced by the same operation is one, too."""
-        if func in _CAT:
-            return _cat(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if func in _CAT and named.get("out") is None:
+            return _cat(func, *args, **named)
         result = super().__torch_function__(func, types, args, kwargs)
         first = next(arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, _PartialTensor))
         return each_tensor(lambda value: _partial(value, first), result)
@@ -119,7 +120,7 @@ def _partial(value: ShardedTensor, like: _PartialTensor) -> ShardedTensor:
     return made  # type: ignore[no-any-return]  # of this class
 
 
-def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> _PartialTensor:
+def _cat(func: Any, tensors: Sequence[torch.Tensor], *dim: int, **named_dim: Any) -> _PartialTensor:
     """Addends are concatenated where they are: the reduction is the same for every part."""
     partials = [tensor for tensor in tensors if isinstance(tensor, _PartialTensor)]
     first = partials[0]._state
@@ -128,6 +129,7 @@ def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> _PartialTensor:
             "torch.cat: All inputs need to be an instance of _PartialTensor",
             rank=first.rank,
             got=", ".join(type(tensor).__name__ for tensor in tensors),
+            fix="Reduce the partial ones first: partial.reshard(spec).",
         )
     ops = [parse_reduce_op(partial._reduce_op, "_PartialTensor") for partial in partials]
     if len(set(ops)) > 1:
@@ -135,6 +137,7 @@ def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> _PartialTensor:
             "torch.cat: All _PartialTensor reduce_ops need to be the same",
             rank=first.rank,
             got=", ".join(ops),
+            fix="Reduce them first: partial.reshard(spec).",
         )
-    joined = torch.cat([partial._local_shard for partial in partials], dim)
+    joined = func([partial._local_shard for partial in partials], *dim, **named_dim)
     return _PartialTensor(joined, first.members, partials[0]._reduce_op)

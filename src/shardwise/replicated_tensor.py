@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.comm.flights import as_bytes
 from shardwise.errors import AgreementError
 from shardwise.sharded_tensor.distributing import as_replicated, digest
 from shardwise.sharded_tensor.resharding import replicated_layout, replicated_state
@@ -86,7 +87,12 @@ def _strangers(mine: torch.Tensor, seen: list[Any], members: Communicator) -> li
         pairs = zip(members.ranks, kinds, strict=True)
         return [rank for rank, kind in pairs if kind != kinds[0]]
     first = mine.to(members.wire_device, copy=True).contiguous()
-    members.broadcast(first, members.ranks.rank_at(0))
-    is_close = torch.allclose(mine, first.to(mine.device), equal_nan=True)
-    told = members.gather_objects(is_close)
+    members.broadcast(as_bytes(first), members.ranks.rank_at(0))  # backends may not know the dtype
+    told = members.gather_objects(_are_close(mine, first.to(mine.device)))
     return [rank for rank, close in zip(members.ranks, told, strict=True) if not close]
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_floating_point() and one.dtype.itemsize == 1:  # in which torch cannot subtract
+        one, other = one.float(), other.float()
+    return torch.allclose(one, other, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Counts, ranks and long texts as people read them."""
+"""Counts, ranks, long texts and errors as people read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["dtype_name", "plural", "rank_runs", "ranks_text", "run_text", "shortened"]
+__all__ = [
+    "dtype_name",
+    "headline",
+    "plural",
+    "rank_runs",
+    "ranks_text",
+    "run_text",
+    "shortened",
+]
 
 _RUNS_SHOWN = 8
 
@@ -26,6 +34,19 @@ def dtype_name(dtype: object) -> str:
 def shortened(text: str, *, most: int = 80) -> str:
     """The text, or its beginning and `...`: at most so many characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def headline(error: BaseException) -> str:
+    """Type and first line of an exception, even of one that cannot tell its text.
+
+    >>> headline(ValueError("no luck\\nat all")), headline(MemoryError())
+    ('ValueError: no luck', 'MemoryError')
+    """
+    try:
+        lines = str(error).splitlines()
+    except Exception as broken:
+        lines = [f"(its text raised {type(broken).__name__})"]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def rank_runs(ranks: Sequence[int]) -> list[list[int]]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.checkpoint import load_index
 from shardwise.checkpoint.reading import Reader
+from shardwise.checkpoint.structure import unflatten
 from shardwise.geometry import Box
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardwise.checkpoint.index import Index
 
-__all__ = ["assert_same", "model", "read_all", "save_dcp"]
+__all__ = ["assert_same", "flip", "model", "read_all", "read_state", "save_dcp"]
 
 
 def read_all(index: Index) -> dict[str, torch.Tensor]:
@@ -26,6 +28,19 @@ def read_all(index: Index) -> dict[str, torch.Tensor]:
             found[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
             reader.read(name, Box.whole(tensor.shape), found[name])
     return found
+
+
+def read_state(path: Path) -> Any:
+    """The state of a checkpoint, with full tensors."""
+    index = load_index(path)
+    return unflatten(index.structure, read_all(index).__getitem__)
+
+
+def flip(file: Path, at: int) -> None:
+    """Changes one bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
 
 
 def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.folders import assert_same, model, read_all, save_dcp
+from tests.checkpoint.folders import assert_same, flip, model, read_all, save_dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 
@@ -273,12 +273,6 @@ def test_blocks_are_runs_in_order_and_fit_the_limit(shape: tuple[int, ...], max_
 # -- verify and diff -------------------------------------------------------------------------------
 
 
-def _flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("to", ["safetensors", "dcp"])
 def test_verify_tells_every_problem(tmp_path: Path, to: Format) -> None:
     tensors = {name: torch.full((64, 4), float(i)) for i, name in enumerate("abc")}
@@ -290,7 +284,7 @@ def test_verify_tells_every_problem(tmp_path: Path, to: Format) -> None:
     assert sound.num_bytes >= index.nbytes
     for name in ("a", "c"):
         piece = index.tensors[name].piece(1)
-        _flip(index.file_path(piece.file), piece.start + 17)
+        flip(index.file_path(piece.file), piece.start + 17)
     assert {problem.tensor for problem in verify(path, jobs=3).problems} == {"a", "c"}
     index.file_path(0).unlink()
     cut = index.file_path(3)
@@ -312,7 +306,7 @@ def test_verify_tells_where_headers_say_other_than_the_index(tmp_path: Path) -> 
     assert "is not at byte" in problem.message
     file.write_bytes(b"\xff" * 8 + data[8:])
     assert any("a safetensors file" in one.message for one in verify(tmp_path / "a").problems)
-    _flip(tmp_path / "a" / "shardwise.index.json", 30)
+    flip(tmp_path / "a" / "shardwise.index.json", 30)
     (problem,) = verify(tmp_path / "a").problems
     assert problem.file == "shardwise.index.json"
 

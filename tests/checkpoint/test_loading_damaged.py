@@ -12,12 +12,16 @@ import torch
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.checkpoint.folders import flip
+from tests.checkpoint.loaded import full, numbers, rows, to_fill
 from tests.checkpoint.saved import write_checkpoint
 
 import shardwise
 from shardwise.checkpoint import load, load_index
 from shardwise.checkpoint.index import INDEX_NAME
-from shardwise.errors import CheckpointError
+from shardwise.checkpoint.reading import Reader
+from shardwise.comm.simulate import simulate
+from shardwise.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,3 +234,58 @@ def test_no_room_is_made_for_what_the_files_do_not_hold(folder: Path, tmp_path: 
     (other / INDEX_NAME).write_bytes(sealed(body))
     with pytest.raises(CheckpointError, match="param_groups"):
         load(fresh, other)
+
+
+# -- of which all ranks hear --------------------------------------------------------------------
+
+
+def test_files_of_a_checkpoint_that_was_replaced_are_not_read(tmp_path: Path) -> None:
+    state = {"x": torch.zeros(4)}
+    index = load_index(write_checkpoint(tmp_path, state))
+    write_checkpoint(tmp_path, {"x": torch.ones(4)})  # of the same names and sizes
+    with Reader(index) as reader, pytest.raises(CheckpointError, match="was replaced or removed"):
+        reader.read("x", rows((4,), 1).boxes[0], state["x"])
+    assert state["x"].tolist() == [0] * 4
+
+
+def test_a_flipped_byte_is_found_before_anything_changes(tmp_path: Path) -> None:
+    layout = rows((6, 4), 2)
+    folder = write_checkpoint(tmp_path, {"x": numbers((6, 4))}, {"x": layout})
+    piece = load_index(folder).tensors["x"].piece(1)
+    name = load_index(folder).files[piece.file].name
+    flip(folder / name, piece.start + 5)
+
+    def go(rank: int) -> str:
+        x = to_fill(rows((6, 4), 3, dim=1), torch.float32, rank)
+        with pytest.raises(CheckpointError) as caught:
+            load({"x": x}, folder, verify=True)
+        assert torch.equal(full(x), torch.ones(6, 4))
+        load({"x": x}, folder)  # of what was not looked at nothing is known
+        return str(caught.value)
+
+    for text in simulate(go, 3).results:
+        assert f"box [3:6, 0:4] of 'x' in file {name!r}" in text
+        assert text.endswith("Nothing was loaded.")
+
+
+def test_a_file_that_fails_half_way_is_heard_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(
+        tmp_path, {"x": numbers((6, 4)), "y": numbers((8,))}, {"x": rows((6, 4), 3)}
+    )
+    files = load_index(folder).files
+    gone = next(file for file in files if file.rank == 2)
+    (folder / gone.name).write_bytes((folder / gone.name).read_bytes()[:-1])
+
+    def go(rank: int) -> tuple[type[Exception], str]:
+        state = {"x": to_fill(rows((6, 4), 3), torch.float32, rank), "y": torch.zeros(8)}
+        with pytest.raises(CheckpointError) as caught:
+            load(state, folder)
+        return caught.type, str(caught.value)
+
+    found = simulate(go, 3).results
+    assert found[2][0] is DamagedError
+    for _, text in found:
+        assert f"file {gone.name!r}" in text
+        assert "The state is partly loaded" in text

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.checkpoint.folders import read_state
 
 import shardwise
 from shardwise.checkpoint import AsyncSave, load, load_index, save
 from shardwise.checkpoint.index import INDEX_NAME
-from shardwise.checkpoint.reading import Reader
-from shardwise.checkpoint.structure import unflatten
 from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm import communicator
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
@@ -42,20 +41,6 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64)
-
-
-def read_back(path: Path) -> Any:
-    """The state of a checkpoint, with full tensors."""
-    index = load_index(path)
-    with Reader(index) as reader:
-
-        def tensor(name: str) -> torch.Tensor:
-            saved = index.tensors[name]
-            out = torch.empty(saved.shape, dtype=saved.dtype)
-            reader.read(name, Box.whole(saved.shape), out)
-            return out
-
-        return unflatten(index.structure, tensor)
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -99,7 +84,7 @@ def test_tensors_of_any_layout_are_read_back_bit_by_bit(
             assert done.wait().path == path
 
     on_ranks(4, run)
-    found = read_back(path)
+    found = read_state(path)
     for k, (layout, dtype) in enumerate(kinds):
         shards = random_shards(layout, dtype, seed=k)
         if layout.pending is None:
@@ -111,9 +96,10 @@ def test_tensors_of_any_layout_are_read_back_bit_by_bit(
             torch.testing.assert_close(found[str(k)], assemble(layout, shards))
 
 
-def test_a_state_of_everything_is_read_back(tmp_path: Path) -> None:
+def test_a_state_of_everything_is_read_state(tmp_path: Path) -> None:
     path = tmp_path / "ck"
     full = torch.arange(12.0).view(4, 3)
+    values = {3: [1.5, (True, None)], "text": "x", "infinite": float("inf"), "bytes": b"\0"}
 
     def state(rank: int) -> dict[str, Any]:
         rows = shardwise.distribute(full, shardwise.chunk(0, ranks=[2, 0]))
@@ -124,13 +110,13 @@ def test_a_state_of_everything_is_read_back(tmp_path: Path) -> None:
             "conj": torch.tensor([1 + 2j]).conj(),
             "scalar": torch.tensor(5),
             "empty": torch.zeros(0, 4),
-            "nested": {3: [1.5, (True, None)], "text": "x", "nan": float("inf"), "bytes": b"\0"},
+            "nested": values,
         }
 
     saved = on_ranks(3, lambda rank: save(state(rank), path, max_bytes=16))
-    found = read_back(path)
+    found = read_state(path)
     assert list(found) == ["rows", "tied", "columns", "conj", "scalar", "empty", "nested"]
-    assert found["nested"] == state_values(3)
+    assert found["nested"] == values
     for name, expected in (("rows", full), ("tied", full), ("columns", full.t())):
         assert_same(found[name], expected.contiguous())
     assert_same(found["conj"], torch.tensor([1 - 2j]))
@@ -139,10 +125,6 @@ def test_a_state_of_everything_is_read_back(tmp_path: Path) -> None:
     assert {one.nbytes for one in saved} == {48 + 48 + 8 + 8}
     assert sum(one.rank_bytes for one in saved) == saved[0].nbytes
     assert {one.num_tensors for one in saved} == {6}
-
-
-def state_values(key: int) -> dict[Any, Any]:
-    return {key: [1.5, (True, None)], "text": "x", "nan": float("inf"), "bytes": b"\0"}
 
 
 def test_ranks_may_bring_tensors_of_their_own_and_of_subgroups(tmp_path: Path) -> None:
@@ -162,7 +144,7 @@ def test_ranks_may_bring_tensors_of_their_own_and_of_subgroups(tmp_path: Path) -
         save(state, path, process_group=world)
 
     on_ranks(4, run)
-    found = read_back(path)
+    found = read_state(path)
     assert sorted(found) == ["epoch", "group0", "group1", "stage0", "stage1", "sum"]
     for k, ranks in enumerate(([0, 1], [2, 3])):
         layout = shardwise.chunk(0, ranks=ranks).layout((10,))
@@ -178,7 +160,7 @@ def test_a_process_without_a_group_saves_a_model_and_its_optimizer(tmp_path: Pat
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     save({"model": model, "optimizer": optimizer, "step": 1}, tmp_path / "ck")
-    found = read_back(tmp_path / "ck")
+    found = read_state(tmp_path / "ck")
     again = torch.optim.AdamW(model.parameters())
     again.load_state_dict(found["optimizer"])
     assert_same(again.state[model.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
@@ -292,7 +274,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["ck"]
     assert sorted(os.listdir(path)) == before
-    assert read_back(path).keys() == state.keys()
+    assert read_state(path).keys() == state.keys()
 
 
 @pytest.mark.parametrize("path", ["/proc/self/ck", "{tmp_path}/none/ck", "{tmp_path}"])
@@ -350,7 +332,7 @@ def test_an_async_save_beyond_its_staging_is_written_at_once(tmp_path: Path) -> 
     for tensor in state.values():
         tensor.zero_()
     handle.wait()
-    found = read_back(tmp_path / "ck")
+    found = read_state(tmp_path / "ck")
     assert [found[name].tolist() for name in state] == [[float(k)] * 8 for k in range(4)]
 
 
@@ -366,7 +348,7 @@ handle = save({{"w": torch.ones(3)}}, {str(tmp_path / "ck")!r}, async_op=True)
 assert not handle.done()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    assert read_back(tmp_path / "ck")["w"].tolist() == [1, 1, 1]
+    assert read_state(tmp_path / "ck")["w"].tolist() == [1, 1, 1]
 
 
 def test_a_simulated_failure_is_no_deadlock(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ POINTS = {
     "between the meetings": (saving, "report_of", 2),
     "making the index": (saving, "_commit", 0),
     "renaming": (committing, "fsync_folder", 0),
-    "after the rename": (committing.Target, "remove_remains", 0),
+    "after the rename": (committing.Destination, "remove_remains", 0),
 }
 SHORT = ("writing", "between the meetings", "renaming")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from unittest import mock
 
 from shardwise.cli import main
 
-__all__ = ["Done", "Run", "run_command"]
+__all__ = ["Done", "run_command"]
 
 
 class Done(NamedTuple):
@@ -20,9 +19,6 @@ class Done(NamedTuple):
     status: int
     out: str
     err: str
-
-
-Run = Callable[..., Done]
 
 
 def run_command(*words: object) -> Done:

@@ -1,3 +1,5 @@
+"""`shardwise doctor`."""
+
 from __future__ import annotations
 
 import json
@@ -6,6 +8,7 @@ import pytest
 from tests.cli.running import run_command
 
 from shardwise.cli import doctor as doctor_module
+from shardwise.errors import RankFailure
 
 
 def test_doctor_tries_two_ranks() -> None:
@@ -43,3 +46,10 @@ def test_a_version_of_torch_that_nobody_ran_is_called_untested(
     version: str, is_tested: bool
 ) -> None:
     assert ("untested" not in doctor_module._torch_version(version).found) == is_tested
+
+
+def test_a_failure_without_a_word_is_named_by_its_type() -> None:
+    failure = RankFailure("1 of 2 ranks failed")
+    assert doctor_module._last_line(failure) == "1 of 2 ranks failed"
+    failure.__cause__ = MemoryError()
+    assert doctor_module._last_line(failure) == "MemoryError"

@@ -54,6 +54,16 @@ def needs_values():
     return model
 
 
+def says_nothing():
+    model = Model()
+
+    def stop(module, args):
+        raise AssertionError
+
+    model.register_forward_pre_hook(stop)
+    return model
+
+
 def plan(world_size):
     from shardwise import ShardingPlan
 
@@ -138,7 +148,8 @@ def test_plan_shows_bytes_and_what_a_step_sends(model_file: Path) -> None:
 
 def test_plan_reads_configurations_and_plans_in_files(tmp_path: Path) -> None:
     config, plan = tmp_path / "config.json", tmp_path / "plan.yaml"
-    config.write_text(json.dumps(CONFIG | {"tie_word_embeddings": True, "model_type": "llama"}))
+    own = {"tie_word_embeddings": True, "model_type": "llama", "max_position_embeddings": None}
+    config.write_text(json.dumps(CONFIG | own))
     shardwise.ShardingPlan({"*": "replicate()"}, input_plan={"": "replicated"}).save(plan)
     words = [str(config), "--input", "2x4", "--world-size", "2", "--json"]
     cut = json.loads(run_command("plan", *words).out)
@@ -148,12 +159,16 @@ def test_plan_reads_configurations_and_plans_in_files(tmp_path: Path) -> None:
     assert copies["step"] == {"problem": None, "bytes_sent": {}, "ops": []}
 
 
-def test_what_cannot_be_rehearsed_is_said(model_file: Path) -> None:
-    words = [f"{model_file}:needs_values", "--plan", f"{model_file}:plan", "--input", "4x8:float32"]
+@pytest.mark.parametrize(
+    ("make", "problem"), [("needs_values", "RuntimeError: "), ("says_nothing", "AssertionError")]
+)
+def test_what_cannot_be_rehearsed_is_said(model_file: Path, make: str, problem: str) -> None:
+    words = [f"{model_file}:{make}", "--plan", f"{model_file}:plan", "--input", "4x8:float32"]
     done = run_command("plan", *words)
-    assert done.status == 0
+    assert done.status == 0, done.err
     assert "not known" in done.out
-    assert json.loads(run_command("plan", *words, "--json").out)["step"]["problem"]
+    found = json.loads(run_command("plan", *words, "--json").out)["step"]["problem"]
+    assert found.startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +184,7 @@ def test_what_cannot_be_rehearsed_is_said(model_file: Path) -> None:
         (["{file}:plan", "--plan", "{file}:plan"], "plan raises TypeError"),
         (["{file}:make", "--plan", "{file}:plan", "--input", "8by8"], "--input: expected sizes"),
         (["{folder}/config.json"], "model_type of the config.json: expected one of llama"),
+        (["{folder}/long.json"], "max_position_embeddings of the config.json: expected a whole"),
         (["{file}:make", "--world-size", "0"], "--world-size"),
     ],
 )
@@ -176,6 +192,8 @@ def test_a_wrong_call_of_plan_gets_one_line(
     model_file: Path, words: list[str], message: str
 ) -> None:
     (model_file.parent / "config.json").write_text('{"model_type": "unknown"}')
+    config = json.dumps(CONFIG | {"max_position_embeddings": "many"})
+    (model_file.parent / "long.json").write_text(config)
     done = run_command(
         "plan", *(word.format(file=model_file, folder=model_file.parent) for word in words)
     )

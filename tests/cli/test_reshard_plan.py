@@ -1,22 +1,24 @@
+"""`shardwise reshard-plan`, and pictures that commands write."""
+
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.running import run_command
 
 import shardwise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cli.running import Run
 
 SQUARE = ("--shape", "8,8", "--from", "chunk(0)", "--to", "grid([2, 2])")
 
 
-def test_a_plan_is_told_and_drawn_in_80_plain_columns(run: Run) -> None:
-    done = run("reshard-plan", *SQUARE, "--max-bytes", "16")
+def test_a_plan_is_told_and_drawn_in_80_plain_columns() -> None:
+    done = run_command("reshard-plan", *SQUARE, "--max-bytes", "16")
     assert (done.status, done.err) == (0, "")
     assert "\x1b" not in done.out
     assert max(map(len, done.out.splitlines())) <= 80
@@ -31,8 +33,8 @@ def test_a_plan_is_told_and_drawn_in_80_plain_columns(run: Run) -> None:
     assert done.out.count("Layout((8, 8): grid 4x1") == 1, "the layouts are named once"
 
 
-def test_numbers_for_programs_are_those_of_the_plan(run: Run) -> None:
-    found = json.loads(run("reshard-plan", *SQUARE, "--dtype", "int8", "--json").out)
+def test_numbers_for_programs_are_those_of_the_plan() -> None:
+    found = json.loads(run_command("reshard-plan", *SQUARE, "--dtype", "int8", "--json").out)
     rows, grid = (
         shardwise.parse_spec(text, ranks=range(4), device="cpu").layout((8, 8))
         for text in ("chunk(0)", "grid([2, 2])")
@@ -50,9 +52,9 @@ def test_numbers_for_programs_are_those_of_the_plan(run: Run) -> None:
     }
 
 
-def test_a_thousand_ranks_fit_80_columns(run: Run) -> None:
+def test_a_thousand_ranks_fit_80_columns() -> None:
     words = ("--shape", "1000,8", "--from", "chunk(0)", "--to", "on_rank(0)")
-    done = run("reshard-plan", *words, "--world-size", "1000")
+    done = run_command("reshard-plan", *words, "--world-size", "1000")
     assert max(map(len, done.out.splitlines())) <= 80
     assert len(done.out.splitlines()) < 80
     assert "999 pairs of ranks" in done.out
@@ -61,11 +63,9 @@ def test_a_thousand_ranks_fit_80_columns(run: Run) -> None:
 @pytest.mark.parametrize(
     "words", [("reshard-plan", *SQUARE), ("show", "--shape", "8,8", "--spec", "chunk(0)")]
 )
-def test_pictures_are_written_beside_the_drawing(
-    run: Run, words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_pictures_are_written_beside_the_drawing(words: tuple[str, ...], tmp_path: Path) -> None:
     page, svg = tmp_path / "a.html", tmp_path / "a.svg"
-    done = run(*words, "--html", str(page), "--svg", str(svg), "--json")
+    done = run_command(*words, "--html", str(page), "--svg", str(svg), "--json")
     assert done.status == 0, done.err
     assert json.loads(done.out)["shape"] == [8, 8]
     assert [line.split(" (")[0] for line in done.err.splitlines()] == [
@@ -87,14 +87,14 @@ def test_pictures_are_written_beside_the_drawing(
         (["--world-size", "4200", "--shape", "4200,4200", "--to", "chunk(1)"], "at most"),
     ],
 )
-def test_a_wrong_argument_gets_one_line(run: Run, words: list[str], message: str) -> None:
-    done = run("reshard-plan", *SQUARE, *words)  # the last of two wins
+def test_a_wrong_argument_gets_one_line(words: list[str], message: str) -> None:
+    done = run_command("reshard-plan", *SQUARE, *words)  # the last of two wins
     assert (done.status, done.out) == (2, "")
     assert len(done.err.splitlines()) == 1
     assert message in done.err
 
 
-def test_help_teaches_by_example(run: Run) -> None:
-    out = run("reshard-plan", "--help").out
+def test_help_teaches_by_example() -> None:
+    out = run_command("reshard-plan", "--help").out
     assert 'shardwise reshard-plan --shape 8192,8192 --from "chunk(0)" --to "chunk(1)"' in out
     assert max(map(len, out.splitlines())) <= 80

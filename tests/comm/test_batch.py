@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
 import shardwise
-from shardwise.comm import Transfer, communicator, execute_all
+from shardwise._torch_compat import unbind_copy
+from shardwise.comm import Transfer, aside, batch, communicator, execute_all
 from shardwise.comm.alike import sort_out
+from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import set_check
 from shardwise.comm.simulate import simulate
@@ -173,7 +176,8 @@ def _check_sliced(results: Sequence[list[list[torch.Tensor]]]) -> None:
                 assert all(torch.equal(held[0][0], held[rank][0]) for rank in held)
 
 
-def test_batches_take_the_memory_of_few_slices() -> None:
+def test_batches_take_the_memory_of_few_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_FEWEST_CORES", 1 << 20)  # else a few more, and not seen from here
     shapes = [(96, 64), (96, 63), (93, 64)]  # of which each is a batch of its own
     plans = [plan_reshard(_layout("chunk(0)", s), _layout("chunk(1)", s), 4) for s in shapes]
 
@@ -186,6 +190,42 @@ def test_batches_take_the_memory_of_few_slices() -> None:
         outputs = 700 * sum(plan.output_bytes[rank] for plan in plans)  # 16 MiB
         # Two slices: their shards and outputs, and what they send and receive.
         assert outputs < found <= outputs + 2 * 4 * (2 << 20)
+
+
+def _moved_aside(rank: int, with_inference: bool) -> tuple[bool, int]:
+    """Whether results are right, and how many are inference tensors; a thread hands them out."""
+    names: set[str] = set()
+
+    def noted(stack: torch.Tensor) -> Sequence[torch.Tensor]:
+        names.add(threading.current_thread().name)
+        return unbind_copy(stack)
+
+    plan = plan_reshard(_layout("chunk(0)", WIDE), _layout("chunk(1)", WIDE), 4)
+    held = [random_shards(plan.source, seed=k)[rank] for k in range(1000)]
+    (box,) = plan.target.boxes_of(rank)
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode(with_inference):
+        patch.setattr(aside, "_FEWEST_CORES", 1)
+        patch.setattr(batch, "unbind_copy", noted)
+        results = execute_all([Transfer(plan, shards) for shards in held])
+    assert [name.split("_")[0] for name in names] == ["shardwise aside"]
+    fulls = {k: assemble(plan.source, random_shards(plan.source, seed=k)) for k in (0, 500, 999)}
+    is_equal = all(torch.equal(results[k][0], full[box.slices()]) for k, full in fulls.items())
+    return is_equal, sum(tensor.is_inference() for result in results for tensor in result)
+
+
+@pytest.mark.parametrize("with_inference", [False, True])
+def test_a_second_thread_hands_out_what_the_first_would(with_inference: bool) -> None:
+    found = shardwise.run_local(_moved_aside, 3, with_inference)
+    assert found == [(True, 1000 if with_inference else 0)] * 3
+
+
+def test_what_a_second_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_FEWEST_CORES", 1)
+    calls = Aside(8)
+    calls.call(lambda: 1)
+    calls.call(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        calls.catch_up()
 
 
 def test_batches_do_not_depend_on_which_plans_are_one_object() -> None:

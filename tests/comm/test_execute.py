@@ -150,13 +150,11 @@ def test_real_ranks_keep_a_cap_and_share_an_exchange() -> None:
     _check(listed, shardwise.run_local(_moved_together, 4, listed, 2000))
 
 
-def _moved_in_subgroups(rank: int, pair: Pair) -> list[torch.Tensor] | None:
-    groups = [dist.new_group(ranks) for ranks in ([1, 3], [0, 2])]
+def _moved_in_a_subgroup(rank: int, pair: Pair) -> list[torch.Tensor] | None:
+    group = dist.new_group([1, 3])
     transfer = _transfer(pair, rank)
     if rank in (1, 3):
-        return execute(
-            transfer.plan, transfer.shards, dtype=transfer.dtype, group=groups[0], max_bytes=None
-        )
+        return execute(transfer.plan, transfer.shards, dtype=transfer.dtype, group=group)
     return None
 
 
@@ -164,20 +162,16 @@ def test_a_proper_subgroup_moves_its_own_tensor() -> None:
     rows = shardwise.chunk(0, [3, 2], ranks=[1, 3]).layout((5, 4))
     columns = shardwise.chunk(1, [1, 3], ranks=[3, 1]).layout((5, 4))
     pair = (rows, columns, torch.float32)
-    results = shardwise.run_local(_moved_in_subgroups, 4, pair)
+    results = shardwise.run_local(_moved_in_a_subgroup, 4, pair)
     assert results[0] is results[2] is None
     _check([pair], [[held or []] for held in results])
-
-
-def _rotated(rank: int, pair: Pair) -> list[list[torch.Tensor]]:
-    return _moved(rank, [pair])
 
 
 def test_a_rotation_of_ranks_works() -> None:
     before = shardwise.chunk(0, ranks=[0, 1, 2]).layout((7, 3))
     after = shardwise.chunk(0, ranks=[1, 2, 0]).layout((7, 3))
     pair = (before, after, torch.float32)
-    _check([pair], shardwise.run_local(_rotated, 3, pair))
+    _check([pair], shardwise.run_local(_moved, 3, [pair]))
 
 
 # -- sums --------------------------------------------------------------------------------------
@@ -534,6 +528,15 @@ def test_outputs_of_two_tensors_may_not_share_memory() -> None:
     shards = [torch.zeros(2, 6)]
     with pytest.raises(shardwise.errors.RankFailure, match="shares memory with 'tensor' out"):
         simulate(lambda rank: execute_all([Transfer(PLAN, shards, [shared])] * 2), 2)
+
+
+def test_outputs_on_the_meta_device_share_no_memory() -> None:
+    def rehearse(rank: int) -> None:
+        out = torch.empty(4, 3, device="meta")
+        (found,) = execute(PLAN, [torch.empty(2, 6, device="meta")], out=[out])
+        assert found.is_meta
+
+    assert simulate(rehearse, 2, device="meta").traffic.total_bytes == PLAN.total_bytes
 
 
 def test_outputs_may_not_be_conjugate_views() -> None:

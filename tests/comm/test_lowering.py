@@ -10,6 +10,7 @@ import torch
 
 import shardwise
 from shardwise.comm import Transfer, communicator, execute_all
+from shardwise.comm.lowering import _is_flat_range
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
 from shardwise.geometry import Box, Layout
 from shardwise.testing.tensors import assemble, random_shards
@@ -204,7 +205,7 @@ def test_gloo_keeps_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(counting.calls) == {"flight"}
 
 
-def test_outputs_may_be_strided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_may_be_strided() -> None:
     for text in ("chunk(0)", "on_rank(0)", "partial()"):
         plan = TransferPlan(_layout(text), _layout("replicate()"), 4)
 
@@ -221,8 +222,6 @@ def test_outputs_may_be_strided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_boxes_that_lie_in_order_are_gathered_in_place() -> None:
-    from shardwise.comm.lowering import _is_flat_range
-
     assert _is_flat_range(Box((2, 0), (4, 12)), SHAPE, 1)
     assert not _is_flat_range(Box((2, 0), (4, 12)), SHAPE, 2)
     assert not _is_flat_range(Box((0, 3), (8, 6)), SHAPE, 1)

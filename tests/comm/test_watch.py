@@ -127,6 +127,22 @@ def test_those_who_never_come_are_not_waited_for(ranks: Ranks) -> None:
     assert ranks.closed(2.0 * watch._PATIENCE) == [0]
 
 
+def test_a_wait_that_ended_well_is_forgotten(ranks: Ranks) -> None:
+    """Rank 0 may be sending when another rank raises, and is to be waited for like any other."""
+
+    def comes_late() -> None:
+        assert ranks.closed(1.2 * watch._PATIENCE) == []
+        ranks.watches[1].comes()
+
+    ranks.watches[1].tell(ValueError("rows"))
+    message: Any = SimpleNamespace(wait=comes_late)
+    ranks.watches[0].wait([message])
+    ranks.watches[1].tell(ValueError("columns"))
+    ranks.wait(2)
+    assert ranks.closed(ranks.now + 1.9 * watch._PATIENCE) == []
+    assert ranks.closed(ranks.now + 0.1 * watch._PATIENCE) == [2]
+
+
 def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> None:
     """It would hold it last: its end may take minutes, in which that thread looks nowhere."""
     one, began, comes = ranks.watches[0], threading.Event(), threading.Event()

@@ -190,6 +190,24 @@ def test_on_real_ranks() -> None:
     shardwise.run_local(_on_real_rank, 3)
 
 
+class Plain(nn.Linear):
+    """Its state dict is a dict and no more."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return dict(super().state_dict(*args, **options))
+
+
+def test_full_tensors_have_nothing_of_the_sharded_ones() -> None:
+    def on_rank(rank: int) -> None:
+        for kind in (nn.Linear, Plain):
+            model = kind(5, 7)
+            shardwise.shard_module(model, ShardingPlan({"weight": "chunk(0)"}))
+            for tensor in shardwise.full_state_dict(model, rank0_only=False).values():
+                assert (type(tensor), vars(tensor)) == (torch.Tensor, {})
+
+    simulate(on_rank, 2)
+
+
 def test_dtypes_are_those_of_the_model() -> None:
     def on_rank(rank: int) -> None:
         model = sharded(1, plans(2)[0])
@@ -266,6 +284,19 @@ def test_keys_are_compared_as_torch_does() -> None:
         after = shardwise.full_state_dict(model, rank0_only=False)
         check_equal(after["norm.bias"], before["norm.bias"])
         check_equal(after["first.weight"], state["first.weight"])
+
+    simulate(on_rank, 2)
+
+
+def test_what_hooks_add_to_a_state_dict_is_unexpected_as_in_torch() -> None:
+    def on_rank(rank: int) -> None:
+        model = sharded(1, plans(2)[0])
+        model._register_state_dict_hook(lambda module, state, *_: state.update(version=3))
+        found = shardwise.full_state_dict(model)
+        with pytest.raises(ShardwiseError, match=r"Unexpected key\(s\) in state_dict: version\."):
+            shardwise.load_full_state_dict(model, found or None)
+        keys = shardwise.load_full_state_dict(model, found or None, strict=False)
+        assert keys == ([], ["version"])
 
     simulate(on_rank, 2)
 

@@ -6,6 +6,7 @@ import copy
 import io
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def ones(*size: int) -> torch.Tensor:
         Result(ones(2), [ones(3)]),
         Frozen(ones(2)),
         Record(a=ones(2), b=Frozen(ones(1))),
+        MappingProxyType({"a": ones(2)}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -11,6 +11,7 @@ from torch import nn
 import shardwise
 from shardwise import ShardingPlan
 from shardwise.comm.simulate import simulate
+from shardwise.errors import AgreementError
 from shardwise.sharded_tensor import ShardedTensor
 from shardwise.testing.local_run import run_local
 from shardwise.testing.memory import peak_tensor_bytes
@@ -206,6 +207,26 @@ def _refused(rank: int) -> None:
             shardwise.materialize(model)
 
 
-@pytest.mark.parametrize("check", [_by_hand, _with_init, _keeps_data, _refused])
+def _broken_on_one_rank(rank: int) -> None:
+    def init(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            if rank == 1:
+                raise KeyError("no such init")
+            module.reset_parameters()
+
+    model = nn.Sequential(model_on_meta(lambda: nn.Linear(4, 6)))  # type: ignore[arg-type]
+    weight = model[0].weight
+    if rank == 1:
+        with pytest.raises(KeyError, match="no such init"):
+            shardwise.materialize(model, init=init)
+    else:
+        with pytest.raises(AgreementError, match=r"failed on other ranks: rank 1: .*no such init"):
+            shardwise.materialize(model, init=init)
+    assert model[0].weight is weight  # and no stand-in
+
+
+@pytest.mark.parametrize(
+    "check", [_by_hand, _with_init, _keeps_data, _refused, _broken_on_one_rank]
+)
 def test_models_get_memory_and_values(check: Any) -> None:
     simulate(check, 2)

@@ -258,11 +258,18 @@ def test_wrong_calls_change_nothing() -> None:
         for plan, message in bad:
             with pytest.raises(ShardwiseError, match=message):
                 shardwise.reshard_module(model, ShardingPlan(plan))
+        for cap in (3, -1, 64 + rank, "64"):
+            with pytest.raises(ShardwiseError, match="max_bytes"):
+                shardwise.reshard_module(model, ShardingPlan({"up.*": "chunk(0)"}), None, cap)  # type: ignore[arg-type]
         kept = loss_of(model)
         with pytest.raises(ShardwiseError, match=r"'up.weight'.*`del loss`.*from the start"):
             shardwise.reshard_module(model, ShardingPlan({"up.weight": "chunk(0)"}))
-        with pytest.raises(ShardwiseError, match="optimizer of reshard_module"):
-            shardwise.reshard_module(model, ShardingPlan({}), "adam")  # type: ignore[arg-type]
+        own = adamw(model.parameters())
+        heard = ["optimizer of reshard_module", "failed on other ranks: rank 0.*optimizer of resha"]
+        with pytest.raises(ShardwiseError, match=heard[rank]):
+            shardwise.reshard_module(model, ShardingPlan({}), own if rank else "adam")  # type: ignore[arg-type]
+        with pytest.raises(ShardwiseError, match="ranks differ in optimizers"):
+            shardwise.reshard_module(model, ShardingPlan({}), own if rank else None)
         with pytest.raises(ShardwiseError, match="expected a ShardingPlan, got dict"):
             shardwise.reshard_module(model, {})  # type: ignore[arg-type]
         assert not any(isinstance(one, ShardedTensor) for one in model.parameters())

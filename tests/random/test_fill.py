@@ -386,7 +386,13 @@ def test_what_does_not_fit_is_named(
     [
         (fill_normal_, torch.float32, {"std": -1.0}, "std >= 0"),
         (fill_normal_, torch.float32, {"mean": math.inf}, "finite"),
-        (fill_trunc_normal_, torch.float32, {"a": 2.0, "b": 1.0}, "low < high"),
+        (
+            fill_trunc_normal_,
+            torch.float32,
+            {"a": 2.0, "b": 1.0},
+            "a and b: expected a < b, got 2.0",
+        ),
+        (fill_trunc_normal_, torch.float32, {"a": math.nan}, "a: expected a number"),
         (fill_trunc_normal_, torch.float32, {"a": 50.0, "b": 60.0}, "can be"),
         (fill_integers_, torch.int8, {"low": 0, "high": 129}, "high <= 128"),
         (fill_integers_, torch.uint8, {"low": -1, "high": 9}, "low: expected a whole number >= 0"),

@@ -203,6 +203,8 @@ def test_groups_can_be_added() -> None:
         assert [group["lr"] for group in groups] == [0.1, 0.7, 0.1, 0.1]
         with pytest.raises(ShardwiseError, match=r"add_param_group.*table"):
             optimizer.add_param_group({"params": {"table": torch.ones(2)}})
+        with pytest.raises(ShardwiseError, match="each once, got twice"):
+            optimizer.add_param_group({"params": [("twice", torch.ones(2))] * 2})
         optimizer.load_state_dict(optimizer.state_dict())
         assert [len(group["params"]) for group in optimizer.param_groups] == [4, 1, 1, 1]
 

@@ -87,6 +87,9 @@ def _cat_and_errors(rank: int) -> None:
     assert torch.equal(
         joined.reshard(shardwise.chunk(0)).full_tensor(), torch.cat([total, 2 * total], 1)
     )
+    for again in (torch.concatenate(parts, axis=1), torch.concat(parts, 1)):  # type: ignore[call-arg]
+        assert type(again) is _PartialTensor
+        assert torch.equal(again._local_shard, joined._local_shard)
     with pytest.raises(RuntimeError, match=r"reduce_ops need to be the same.*sum, max"):
         torch.cat([parts[0], _PartialTensor(_addend(rank), reduce_op=dist.ReduceOp.MAX)])
     with pytest.raises(RuntimeError, match="All inputs need to be an instance of _PartialTensor"):
@@ -132,6 +135,7 @@ def _replicated(rank: int, ranks: list[int]) -> None:
         (torch.ones(3), torch.zeros(3)),
         (torch.ones(3), torch.ones(4)),
         (torch.ones(3), torch.ones(3).double()),
+        *((torch.ones(3).to(d), torch.zeros(3).to(d)) for d in (torch.int16, torch.float8_e5m2)),
     ):
         y = ReplicatedTensor(odd if rank == last else other, group)
         if len(ranks) == 1:

@@ -298,8 +298,8 @@ def test_tables_by_row_by_column_and_whole(world_size: int) -> None:
 
 
 def test_whole_tables_are_dealt_out_by_size() -> None:
-    targets = match(ShardingPlan({"bags": EmbeddingTables()}), Tables(), range(3), "cpu").targets
-    owners = {t.names[0].split(".")[1]: t.spec.layout(t.tensor.shape).ranks for t in targets}
+    found = match(ShardingPlan({"bags": EmbeddingTables()}), Tables(), range(3), "cpu").tensors
+    owners = {t.names[0].split(".")[1]: t.spec.layout(t.tensor.shape).ranks for t in found}
     assert owners == {"users": (0,), "ads": (1,), "goods": (2,), "days": (2,), "places": (1,)}
 
 
@@ -335,6 +335,8 @@ def test_wrong_arguments_are_refused_where_they_are_given() -> None:
         Rowwise(output=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected one of .*chunk.*, got rows"):
         Columnwise("rows(0)")
+    with pytest.raises(ValueError, match=r"Attention\.num_kv_heads: expected a whole number >= 1"):
+        Attention(num_kv_heads=0)
     with pytest.raises(ValueError, match=r"'a' of EmbeddingTables\.tables: expected one of row"):
         EmbeddingTables({"a": "rows"})
 

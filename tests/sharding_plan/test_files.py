@@ -172,6 +172,8 @@ WRONG = [
     ("plan: {a: 3}", r"'a' of plan of .*plan.yaml: spec: expected text, got int"),
     ("plan: {3: chunk(0)}", "expected a dotted name, got 3"),
     ("plan: [a]", r"plan of .*plan.yaml: expected a mapping, got list"),
+    ("plan: {a: {ChunkShardingSpec: {dims: 0}}}", "'a' of plan of .*ChunkShardingSpec: got TypeE"),
+    ("plan: {a: {ChunkShardingSpec: [0]}}", "ChunkShardingSpec: expected its arguments by name"),
     ("plan: {a: {Popen: {}}}", "expected one of .*ChunkShardingSpec.*, got 'Popen'"),
     ("plan: {}\noutputs: {}", "expected keys plan, .*got 'outputs'"),
     ("output_plan: {}", r"plan.yaml: expected a mapping with `plan`"),

@@ -57,7 +57,7 @@ def matched(plan: Any = None, model: nn.Module | None = None, **fields: Any) -> 
 
 
 def cuts(found: Matched) -> dict[str, Any]:
-    return {" ".join(target.names): target.spec for target in found.targets}
+    return {" ".join(one.names): one.spec for one in found.tensors}
 
 
 def test_a_star_crosses_dots_and_one_pattern_is_for_many_tensors() -> None:
@@ -110,7 +110,7 @@ def test_a_module_with_two_paths_gets_its_hooks_once() -> None:
     model = Model()
     model.fc10 = model.fc1
     found = matched({"fc1*": Rows()}, model, return_local_tensor=["fc1*"])
-    assert [target.names for target in found.targets] == [
+    assert [one.names for one in found.tensors] == [
         ("fc1.weight", "fc10.weight"),
         ("fc1.bias", "fc10.bias"),
     ]
@@ -139,9 +139,9 @@ def test_a_sharded_parameter_matches_by_its_global_shape() -> None:
     def reshape(rank: int) -> tuple[int, ...]:
         model = nn.Linear(4, 6)
         model.weight = nn.Parameter(shardwise.distribute(model.weight.detach(), ROWS))
-        (target,) = matched({"weight": COLUMNS}, model).targets
-        assert target.tensor is model.weight
-        return target.spec.layout(target.tensor.shape).shape
+        (planned,) = matched({"weight": COLUMNS}, model).tensors
+        assert planned.tensor is model.weight
+        return planned.spec.layout(planned.tensor.shape).shape
 
     assert simulate(reshape, 2).results == [(6, 4)] * 2
 

@@ -9,23 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import plans
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import Boxes, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
 from shardwise.transfer.units import format_bytes
 
 SQUARE = (8192, 8192)
 ROWS, COLUMNS = (shardwise.chunk(dim, ranks=range(4)).layout(SQUARE) for dim in (0, 1))
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source, target = (draw(layouts(shape=shape, world_size=4)) for _ in range(2))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 def _table(text: str) -> dict[int, list[str]]:

@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import plans
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
 from shardwise.geometry import Box, Boxes, Entry, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer.moves import NO_GROUP
-from shardwise.transfer.plan import TransferPlan, _PlanCache, plan_reshard
+from shardwise.transfer.plan import TransferPlan
+from shardwise.transfer.plan_cache import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@st.composite
-def pairs(draw: st.DrawFn, *, addends: bool = True, world_size: int = 4) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source = draw(layouts(shape=shape, world_size=world_size, addends=addends))
-    target = draw(layouts(shape=shape, world_size=world_size, addends=addends))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 def _points(box: Box) -> Iterator[tuple[int, ...]]:
@@ -43,7 +36,7 @@ def _held(layout: Layout) -> dict[int, Counter[tuple[int, ...]]]:
     return held
 
 
-@given(pairs(addends=False))
+@given(plans(addends=False))
 def test_a_rank_receives_what_it_does_not_hold_and_nothing_else(plan: TransferPlan) -> None:
     before, after = _held(plan.source), _held(plan.target)
     missing = {rank: len(after[rank].keys() - before[rank].keys()) for rank in range(4)}
@@ -52,14 +45,14 @@ def test_a_rank_receives_what_it_does_not_hold_and_nothing_else(plan: TransferPl
     assert plan.total_bytes == plan.lower_bound == sum(missing.values()) * plan.itemsize
 
 
-@given(pairs())
+@given(plans())
 def test_plans_meet_the_lower_bound_with_addends_too(plan: TransferPlan) -> None:
     assert plan.total_bytes == plan.lower_bound
     assert plan.total_bytes == sum(map(plan.bytes_sent, range(4)))
     assert plan.total_bytes == sum(map(plan.bytes_received, range(4)))
 
 
-@given(pairs())
+@given(plans())
 def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan) -> None:
     """The moves carried out on sets of (element, term), with plain Python."""
     source, target, moves = plan.source, plan.target, plan.moves
@@ -96,7 +89,7 @@ def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan)
             assert total == Counter(value[point])
 
 
-@given(pairs())
+@given(plans())
 def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> None:
     """n(t + d - 2) or n(t + d - 1), where every rank holds one term at most and nobody all."""
     if plan.target.pending is not None:
@@ -121,7 +114,7 @@ def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> N
     assert plan.total_bytes == bound * plan.itemsize
 
 
-@given(pairs(), st.integers(0, 4))
+@given(plans(), st.integers(0, 4))
 def test_a_ranks_part_is_the_same_alone_and_cut_from_the_whole(
     plan: TransferPlan, rank: int
 ) -> None:
@@ -204,15 +197,6 @@ def test_scalars_that_are_pending_take_turns_as_to_who_reduces() -> None:
 # -- the value -------------------------------------------------------------------------------
 
 
-def test_a_plan_is_cached_by_its_layouts() -> None:
-    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
-    plan = plan_reshard(rows, columns, 4)
-    again = Layout(rows.shape, list(rows.boxes), rows.owners)
-    assert plan_reshard(again, columns, 4) is plan
-    assert plan_reshard(rows, columns, 8) is not plan
-    assert plan_reshard(rows, columns, int(np.int64(4))) is plan
-
-
 def test_a_plan_is_a_value() -> None:
     rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
     plan = TransferPlan(rows, columns, 4)
@@ -252,40 +236,3 @@ def test_equal_layouts_move_nothing() -> None:
     plan = plan_reshard(layout, layout, 4)
     assert plan.total_bytes == plan.lower_bound == 0
     assert plan.messages(0) == ()
-
-
-def test_the_cache_keeps_what_is_used_and_no_more_than_it_may() -> None:
-    rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
-    cache = _PlanCache(max_plans=3, max_bytes=1 << 20)
-    kept = cache.get(rows, rows, 1)
-    for itemsize in range(2, 20):
-        cache.get(rows, rows, itemsize)
-        assert cache.get(rows, rows, 1) is kept
-        assert len(cache._plans) <= 3
-    first = cache.get(rows, rows, 100)
-    for itemsize in range(101, 105):
-        cache.get(rows, rows, itemsize)
-    assert cache.get(rows, rows, 100) is not first
-
-
-def test_large_plans_leave_the_cache_first() -> None:
-    rows, columns = (shardwise.chunk(dim, ranks=range(32)).layout((64, 64)) for dim in (0, 1))
-    cache = _PlanCache(max_plans=100, max_bytes=1000)
-    large = cache.get(rows, columns, 4)
-    assert large.moves.nbytes > 1000
-    cache.get(columns, rows, 4)
-    assert cache.get(rows, columns, 4) is not large
-
-
-def test_equal_layouts_are_found_by_identity_the_second_time() -> None:
-    rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
-    cache = _PlanCache(max_plans=2, max_bytes=1 << 20)
-    plan = cache.get(rows, rows, 4)
-    for _ in range(20):  # more than there is room for
-        again = Layout(rows.shape, list(rows.boxes), rows.owners)
-        assert cache.get(again, rows, 4) is plan
-        assert cache._by_id[id(again), id(rows), 4][0] is plan
-        assert len(cache._by_id) <= 8
-    for itemsize in range(1, 4):
-        cache.get(rows, rows, itemsize)
-    assert all(known[0] in cache._plans.values() for known in cache._by_id.values())

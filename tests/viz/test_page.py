@@ -10,31 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from tests.viz.browser import CHROMIUM, Browser, open_browser
+from tests.viz.drawn import any_layout, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-import shardwise
 from shardwise.errors import ArgumentValueError
 from shardwise.geometry import Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
 from shardwise.viz import html_page, save_picture
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium")
-
-
-def any_layout(max_size: int, world_size: int) -> st.SearchStrategy[Layout]:
-    return shapes(max_size=max_size).flatmap(
-        lambda shape: layouts(shape=shape, world_size=world_size)
-    )
-
-
-def layout_of(text: str, shape: tuple[int, ...], num_ranks: int = 4) -> Layout:
-    return shardwise.parse_spec(text, ranks=range(num_ranks), device="cpu").layout(shape)
 
 
 def plan_of(before: str, after: str, shape: tuple[int, ...], num_ranks: int = 4) -> TransferPlan:

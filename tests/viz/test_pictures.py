@@ -7,21 +7,21 @@ import re
 import struct
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from tests.viz.drawn import any_layout, layout_of
 
 import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, MissingPackageError
 from shardwise.geometry import Box, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
-from shardwise.viz import save_picture
+from shardwise.viz import html_page, save_picture
 from shardwise.viz.colors import rank_hex
 from shardwise.viz.planes import Regions, iter_planes
 from shardwise.viz.tiles import stripes_of, tiles_of
@@ -33,16 +33,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="the extra viz is not installed"
 )
-
-
-def any_layout(max_size: int, world_size: int) -> st.SearchStrategy[Layout]:
-    return shapes(max_size=max_size).flatmap(
-        lambda shape: layouts(shape=shape, world_size=world_size)
-    )
-
-
-def layout_of(text: str, shape: tuple[int, ...], num_ranks: int = 4) -> Layout:
-    return shardwise.parse_spec(text, ranks=range(num_ranks), device="cpu").layout(shape)
 
 
 def saved_svg(picture_of: Layout | TransferPlan, folder: Path, **options: object) -> ET.Element:
@@ -249,5 +239,14 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         save_picture(3, tmp_path / "a.svg")  # type: ignore[arg-type]
     with pytest.raises(ArgumentValueError, match="max_slices"):
         save_picture(PLAN, tmp_path / "a.svg", max_slices=0)
-    with pytest.raises(ArgumentValueError, match="itemsize"):
-        save_picture(PLAN.source, tmp_path / "a.html", itemsize=0)
+    with pytest.raises(ArgumentTypeError, match="path of a picture: expected a path"):
+        save_picture(PLAN, 5)  # type: ignore[arg-type]
+    for draw in (html_page, partial(save_picture, path=tmp_path / "a.html")):
+        with pytest.raises(ArgumentValueError, match="itemsize"):
+            draw(PLAN.source, itemsize=0)
+        with pytest.raises(ArgumentTypeError, match="title: expected a str or None, got int"):
+            draw(PLAN, title=3)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentTypeError, match="a Layout or a TransferPlan, got int"):
+            draw(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="title"):
+        save_picture(PLAN, tmp_path / "a.svg", title=3)  # type: ignore[arg-type]

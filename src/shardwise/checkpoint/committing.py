@@ -30,7 +30,7 @@ from shardwise.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["Aside", "Target", "fsync_folder", "remains_text"]
+__all__ = ["Aside", "Destination", "fsync_folder", "remains_text"]
 
 _LOGGER = logging.getLogger(__name__)
 _SAVING, _REPLACED = "saving", "replaced"
@@ -40,13 +40,13 @@ _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Where a checkpoint is to be."""
 
     path: Path  # without symbolic links
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str]) -> Target:
+    def at(cls, path: str | os.PathLike[str]) -> Destination:
         """The place that a path means, links followed."""
         return cls(Path(os.path.realpath(arguments.path(path, "path of a checkpoint"))))
 
@@ -114,14 +114,14 @@ class Target:
 
 def remains_text(path: str | os.PathLike[str]) -> str | None:
     """What saves to a path that has no checkpoint left beside it, and what to do; None: nothing."""
-    target = Target.at(path)
-    older = next(target._remains(_REPLACED), None)
+    destination = Destination.at(path)
+    older = next(destination._remains(_REPLACED), None)
     if older is not None:
         return (
             f"A save was cut off right before its last step: the older checkpoint is whole in "
-            f"{str(older)!r}; rename it to {str(target.path)!r}."
+            f"{str(older)!r}; rename it to {str(destination.path)!r}."
         )
-    begun = next(target._remains(_SAVING), None)
+    begun = next(destination._remains(_SAVING), None)
     if begun is not None:
         return (
             f"{str(begun)!r} is what a save that is under way, or was cut off, has written: it is "
@@ -133,9 +133,9 @@ def remains_text(path: str | os.PathLike[str]) -> str | None:
 class Aside:
     """The folder into which this rank, with others, writes what is to be the checkpoint."""
 
-    def __init__(self, target: Target, token: str) -> None:
-        self.target, self.token = target, token
-        self.path = target.aside(token)
+    def __init__(self, destination: Destination, token: str) -> None:
+        self.destination, self.token = destination, token
+        self.path = destination.aside(token)
         self._folder = -1
 
     def make(self) -> None:
@@ -166,29 +166,29 @@ class Aside:
 
     def commit(self, old_files: Collection[str] | None) -> None:
         """Makes it the checkpoint. `old_files` are those of the older one, if there is one."""
-        self.target.check_nobody_saves(but=self.token)
-        self.target.check()
+        self.destination.check_nobody_saves(but=self.token)
+        self.destination.check()
         if old_files is not None:
             self._carry_over(old_files)
         fsync_folder(self.path)
         if old_files is None:
-            os.rename(self.path, self.target.path)  # also onto an empty folder
-        elif not _exchange(self.path, self.target.path):
-            os.rename(self.target.path, self.target.replaced(self.token))
-            os.rename(self.path, self.target.path)
+            os.rename(self.path, self.destination.path)  # also onto an empty folder
+        elif not _exchange(self.path, self.destination.path):
+            os.rename(self.destination.path, self.destination.replaced(self.token))
+            os.rename(self.path, self.destination.path)
         try:
-            fsync_folder(self.target.path.parent)
+            fsync_folder(self.destination.path.parent)
         except OSError as error:
             raise CheckpointError(
-                f"{str(self.target.path)!r} is the new checkpoint, but may not outlive a crash of "
-                "the machine",
+                f"{str(self.destination.path)!r} is the new checkpoint, but may not outlive a "
+                "crash of the machine",
                 got=error.strerror,
                 fix="Save it again, to a disk that works.",
             ) from error
 
     def _carry_over(self, old_files: Collection[str]) -> None:
         """What others have put beside the older checkpoint, such as a model's config, stays."""
-        for entry in os.scandir(self.target.path):
+        for entry in os.scandir(self.destination.path):
             if entry.name in old_files or os.path.lexists(self.path / entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):

@@ -12,7 +12,7 @@ import torch
 
 from shardwise.arguments import whole_number
 from shardwise.checkpoint.blocks import blocks_of, read_mosaic
-from shardwise.checkpoint.committing import Aside, Target
+from shardwise.checkpoint.committing import Aside, Destination
 from shardwise.checkpoint.dcp_writing import (
     DcpFile,
     WrittenBox,
@@ -98,15 +98,15 @@ def convert(
             got=why,
             fix="Pass strict=False (--skip-unreadable) to leave them out.",
         )
-    target = Target.at(dst)
-    _check_not_itself(index, target)
+    destination = Destination.at(dst)
+    _check_not_itself(index, destination)
     if only is not None:
         map = _only_under(only, index, map)
         index = replace(index, structure={})  # without plain values
     work = _planned(index, call, None if plan is None else as_plan(plan), map)
-    target.check()
-    target.check_nobody_saves()
-    aside = Aside(target, secrets.token_hex(8))
+    destination.check()
+    destination.check_nobody_saves()
+    aside = Aside(destination, secrets.token_hex(8))
     try:
         aside.make()
         with bytes_bar("convert", work.num_bytes, show=progress) as advance:
@@ -115,19 +115,19 @@ def convert(
             else:
                 _write_safetensors(work, aside, advance)
     except OSError as error:
-        raise told_by_system(error, f"convert to {str(target.path)!r}") from error
+        raise told_by_system(error, f"convert to {str(destination.path)!r}") from error
     finally:
         aside.remove()  # also of what it has replaced
-    target.remove_remains()
-    return load_index(target.path)
+    destination.remove_remains()
+    return load_index(destination.path)
 
 
-def _check_not_itself(index: Index, target: Target) -> None:
-    if target.path.resolve() == index.path.resolve():
+def _check_not_itself(index: Index, destination: Destination) -> None:
+    if destination.path.resolve() == index.path.resolve():
         raise ArgumentValueError(
             "dst of convert",
             expected="another path than that of the checkpoint, which would be gone",
-            got=str(target.path),
+            got=str(destination.path),
         )
 
 
@@ -312,7 +312,7 @@ def _write_safetensors(work: _Work, aside: Aside, advance: Callable[[int], None]
     index = index_of(
         placing,
         reports,
-        path=aside.target.path,
+        path=aside.destination.path,
         structure=work.structure,
         same_as=work.same_as,
         world_size=work.call.world_size,

@@ -14,12 +14,12 @@ from shardwise.checkpoint.regions import overlapping, slices_in
 from shardwise.checkpoint.sharing import Lot, filled_rows, lots, shard_of_box, single_rows
 from shardwise.checkpoint.threads import in_threads, num_threads
 from shardwise.comm.agreement import agreed_numbers
+from shardwise.comm.differentiable import count_writes
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
 from shardwise.comm.reducing import fill_identity, rescale
 from shardwise.errors import CheckpointError
 from shardwise.geometry.splits import flat_range_boxes
-from shardwise.modules.filling import count_writes
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.transfer import plan_reshard
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box, Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Target", "fetch", "meet", "memory_of", "verify_pieces"]
+__all__ = ["TensorToFill", "fetch", "meet", "memory_of", "verify_pieces"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
 _WORTH_A_THREAD = 1 << 16  # bytes of a tensor: smaller ones take longer to hand over than to read
@@ -46,7 +46,7 @@ _NOTHING = "Nothing was loaded."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class TensorToFill:
     """A tensor to fill: its layout, this rank's memory, and what it is made of."""
 
     name: str
@@ -70,7 +70,7 @@ def memory_of(shards: Sequence[torch.Tensor]) -> tuple[object, ...]:
 class _Passing:
     """A lot of a target, which is read and passed on."""
 
-    target: Target
+    target: TensorToFill
     lot: Lot
 
     @property
@@ -125,7 +125,7 @@ def verify_pieces(reader: Reader, mosaics: Sequence[Mosaic], members: Communicat
 
 
 def fetch(
-    targets: Sequence[Target],
+    targets: Sequence[TensorToFill],
     reader: Reader,
     members: Communicator,
     *,
@@ -156,13 +156,15 @@ def fetch(
         count_writes(target.shards)
 
 
-def _read_own(reader: Reader, own: tuple[Target, Box, torch.Tensor]) -> int:
+def _read_own(reader: Reader, own: tuple[TensorToFill, Box, torch.Tensor]) -> int:
     target, box, shard = own
     _read(reader, target, box, shard)
     return shard.nbytes
 
 
-def _own_reads(targets: Sequence[Target], rank: int) -> list[tuple[Target, Box, torch.Tensor]]:
+def _own_reads(
+    targets: Sequence[TensorToFill], rank: int
+) -> list[tuple[TensorToFill, Box, torch.Tensor]]:
     """The boxes that only this rank holds, and its memory for them."""
     found = []
     for target in targets:
@@ -172,7 +174,7 @@ def _own_reads(targets: Sequence[Target], rank: int) -> list[tuple[Target, Box, 
     return found
 
 
-def _read(reader: Reader, target: Target, box: Box, out: torch.Tensor) -> None:
+def _read(reader: Reader, target: TensorToFill, box: Box, out: torch.Tensor) -> None:
     """`out` becomes a box of the target."""
     for window in target.mosaic.windows:
         common = window.into & box
@@ -245,7 +247,7 @@ def _plan(lot: Lot, itemsize: int) -> TransferPlan:
     return plan_reshard(*lot.layouts(), itemsize)
 
 
-def _set_terms(target: Target, rank: int) -> None:
+def _set_terms(target: TensorToFill, rank: int) -> None:
     """Makes the reduction of a pending tensor's terms the values that the lowest terms got."""
     layout = target.layout
     if layout.pending is None:

@@ -44,7 +44,7 @@ def commit_index(index: Index, placing: Placing, aside: Aside) -> None:
 
 def commit(aside: Aside) -> None:
     """Makes the folder, in which all is written, the checkpoint."""
-    aside.commit(_old_files(aside.target.path))
+    aside.commit(_old_files(aside.destination.path))
 
 
 def _old_files(path: Path) -> set[str] | None:

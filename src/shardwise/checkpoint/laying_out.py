@@ -80,9 +80,9 @@ def layouts_of(
             fix="A Sharder needs the model's modules; name the tensors and give them specs.",
         )
     found = {name: Layout.replicated(shape, ranks) for name, shape in shapes.items()}
-    for target in matched.targets:
-        for name in target.names:
-            found[name] = _nothing_pending(target.spec.layout(shapes[name]), name)
+    for one in matched.tensors:
+        for name in one.names:
+            found[name] = _nothing_pending(one.spec.layout(shapes[name]), name)
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from shardwise.arguments import items, whole_number
 from shardwise.checkpoint.background import background_of
 from shardwise.checkpoint.dtypes import is_count
-from shardwise.checkpoint.fetching import Target, fetch, meet, memory_of, verify_pieces
+from shardwise.checkpoint.fetching import TensorToFill, fetch, meet, memory_of, verify_pieces
 from shardwise.checkpoint.group import group_of_tensors
 from shardwise.checkpoint.joining import Told, Wish, all_alike, join
 from shardwise.checkpoint.leaves import sharded_leaf
@@ -28,6 +28,7 @@ from shardwise.checkpoint.opening import load_index
 from shardwise.checkpoint.reading import Reader
 from shardwise.checkpoint.safetensors_folder import index_of_files
 from shardwise.checkpoint.saved_state import SavedState
+from shardwise.checkpoint.structure import MOST_DEPTH
 from shardwise.checkpoint.targets import find_targets
 from shardwise.checkpoint.threads import num_threads
 from shardwise.comm.agreement import agreed_bytes
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
 
 __all__ = ["load", "load_safetensors"]
-
-_MOST_DEPTH = 200  # of nested containers
 
 
 def load(
@@ -82,7 +81,7 @@ def load(
     return _load(
         state,
         lambda: load_index(path),
-        _Wishes(strict, max_bytes, verify, map, dtype),
+        _Options(strict, max_bytes, verify, map, dtype),
         process_group,
         progress,
     )
@@ -106,7 +105,7 @@ def load_safetensors(
     return _load(
         state,
         lambda: _index_of_files(files),
-        _Wishes(strict, max_bytes, False, map, dtype),
+        _Options(strict, max_bytes, False, map, dtype),
         process_group,
         progress,
     )
@@ -121,7 +120,7 @@ def _index_of_files(files: Any) -> Index:
     return index_of_files(paths)
 
 
-class _Wishes(NamedTuple):
+class _Options(NamedTuple):
     """What the caller wants of a load."""
 
     strict: bool
@@ -142,18 +141,18 @@ class _Wishes(NamedTuple):
 def _load(
     state: object,
     open_index: Callable[[], Index],
-    wishes: _Wishes,
+    options: _Options,
     process_group: ProcessGroup | Communicator | None,
     progress: bool | None,
 ) -> LoadedKeys:
     members = group_of_tensors(_tensors_in(state, 0), process_group)
-    job = _agreed_job(state, open_index, wishes, members)
-    cap = wishes.max_bytes
+    job = _agreed_job(state, open_index, options, members)
+    cap = options.max_bytes
     most = None if cap is None else cap // num_threads(members)
     with Reader(job.index, most=most) as reader, torch.no_grad():
-        if wishes.verify:
+        if options.verify:
             verify_pieces(reader, [target.mosaic for target in job.targets], members)
-        fetch(job.targets, reader, members, max_bytes=wishes.max_bytes, progress=progress)
+        fetch(job.targets, reader, members, max_bytes=options.max_bytes, progress=progress)
     with meet("load", members, is_partly_loaded=True):
         job.state.set_values()
     return job.keys
@@ -169,7 +168,7 @@ def _tensors_in(state: Any, depth: int) -> Iterator[torch.Tensor]:
     elif isinstance(state, torch.optim.Optimizer):
         for group in state.param_groups:
             yield from group["params"]
-    elif isinstance(state, Mapping | list | tuple) and depth < _MOST_DEPTH:
+    elif isinstance(state, Mapping | list | tuple) and depth <= MOST_DEPTH:
         for item in state.values() if isinstance(state, Mapping) else state:
             yield from _tensors_in(item, depth + 1)
 
@@ -180,7 +179,7 @@ class _Job:
 
     index: Index
     state: Targets
-    targets: list[Target]
+    targets: list[TensorToFill]
     keys: LoadedKeys
 
 
@@ -201,17 +200,17 @@ class _Own(NamedTuple):
 
 
 def _agreed_job(
-    state: object, open_index: Callable[[], Index], wishes: _Wishes, members: Communicator
+    state: object, open_index: Callable[[], Index], options: _Options, members: Communicator
 ) -> _Job:
     """All ranks are known to mean the same, or all raise."""
     problem: Exception | None = None
-    values: dict[str, object] = {name: getattr(wishes, name) for name in wishes._fields}
-    values["map"] = None if wishes.map is None else "given"
+    values: dict[str, object] = {name: getattr(options, name) for name in options._fields}
+    values["map"] = None if options.map is None else "given"
     own: _Own | None = None
     try:
-        wishes.check()
+        options.check()
         background_of(members).settle()  # what went wrong in a save, and what it saves
-        own = _own(state, SavedState(open_index()), wishes, members)
+        own = _own(state, SavedState(open_index()), options, members)
         values["checkpoint"] = own.saved.index.fingerprint
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
@@ -220,11 +219,11 @@ def _agreed_job(
     found = agreed_bytes("load", values, mine, group=members, problem=problem, phrases=where)
     assert own is not None
     joined = _joined(own.told, [one[:-1] for one in found], members)
-    if wishes.strict:
+    if options.strict:
         check_keys(joined.missing, joined.unexpected, own.matched.wanted, own.saved.index)
     keys = LoadedKeys(own.matched.keys.missing, joined.unexpected, own.matched.keys.converted)
     targets = [
-        _target(name, wish, layout, own, wishes.dtype)
+        _to_fill(name, wish, layout, own, options.dtype)
         for name, (wish, layout) in joined.wishes.items()
     ]
     if any(one[-1] for one in found):
@@ -232,12 +231,12 @@ def _agreed_job(
     return _Job(own.saved.index, own.state, targets, keys)
 
 
-def _own(state: object, saved: SavedState, wishes: _Wishes, members: Communicator) -> _Own:
+def _own(state: object, saved: SavedState, options: _Options, members: Communicator) -> _Own:
     """Raises about all that is wrong on this rank."""
-    if wishes.verify:
+    if options.verify:
         _check_has_checksums(saved.index)
     found = find_targets(state, saved, members)
-    matched = match(found, saved, wishes.map)
+    matched = match(found, saved, options.map)
     tensors, wanted = {}, {}
     for name, mosaic in matched.mosaics.items():
         tensor = sharded_leaf(found.tensors[name], members)
@@ -259,11 +258,13 @@ def _joined(told: Told, digests: Sequence[bytes], members: Communicator) -> Join
     return join({rank: one for rank, one in stories if isinstance(one, Told)})
 
 
-def _target(name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None) -> Target:
+def _to_fill(
+    name: str, wish: Wish, layout: Layout, own: _Own, dtype: torch.dtype | None
+) -> TensorToFill:
     """With the memory of this rank; none, if others want the tensor and this one does not."""
     shards = _shards(own.tensors[name]) if name in own.tensors else ()
     via = None if is_count(name, layout.shape) else dtype
-    return Target(name, layout, shards, wish.dtype, wish.mosaic, via)
+    return TensorToFill(name, layout, shards, wish.dtype, wish.mosaic, via)
 
 
 def _shards(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -282,7 +283,7 @@ def _check_has_checksums(index: Index) -> None:
         )
 
 
-def _without_tied(targets: Sequence[Target], members: Communicator) -> list[Target]:
+def _without_tied(targets: Sequence[TensorToFill], members: Communicator) -> list[TensorToFill]:
     """Of targets that share memory the last; ranks that hold nothing of them hear of it."""
     places: dict[object, int] = {}
     known = [memory_of(target.shards) or number for number, target in enumerate(targets)]

@@ -13,30 +13,20 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, overload
 
-import numpy as np
-import torch
 import xxhash
 
 from shardwise.arguments import whole_number
 from shardwise.checkpoint.background import Saved, background_of, checked_if_busy
 from shardwise.checkpoint.collecting import Brought, all_alike, bring, merge
-from shardwise.checkpoint.committing import Aside, Target
+from shardwise.checkpoint.committing import Aside, Destination
 from shardwise.checkpoint.finishing import commit_index, told_by_system
 from shardwise.checkpoint.group import group_of_tensors
-from shardwise.checkpoint.headers import header_of
-from shardwise.checkpoint.placing import place
-from shardwise.checkpoint.reporting import (
-    gather_reports,
-    index_of,
-    report_of,
-)
+from shardwise.checkpoint.reporting import gather_reports, index_of, report_of
+from shardwise.checkpoint.save_job import LEAST_STAGING, SaveJob, save_job, stage, writing
 from shardwise.checkpoint.structure import Flat, flatten
-from shardwise.checkpoint.writing import FileWriter, Staging
 from shardwise.comm.agreement import agreed_bytes
-from shardwise.comm.checks import check_timeout
 from shardwise.errors import (
     AgreementError,
     CheckpointError,
@@ -44,29 +34,24 @@ from shardwise.errors import (
     ShardwiseError,
 )
 from shardwise.sharded_tensor.progress import progress_bar
-from shardwise.sharded_tensor.to_layouts import reshard_all
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch.distributed import ProcessGroup
 
-    from shardwise.checkpoint.background import AsyncSave, Background, IfBusy
+    from shardwise.checkpoint.background import AsyncSave, IfBusy
     from shardwise.checkpoint.collecting import Merged
-    from shardwise.checkpoint.placing import PlacedPiece, Placing
     from shardwise.comm.communicator import Communicator
-    from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry.box import Ints
-    from shardwise.sharded_tensor.tensor import ShardedTensor
 
 __all__ = ["save"]
 
 _LOGGER = logging.getLogger(__name__)
 _WHAT = "checkpoint.save"
-_LEAST_STAGING = 16  # bytes: the largest element
-_SLOWEST = 20_000_000  # bytes per second of a disk for which the other ranks wait
 
 
 @overload
@@ -120,6 +105,7 @@ def save(
     on a terminal, and not in the background.
 
     >>> import tempfile
+    >>> import torch
     >>> folder = tempfile.mkdtemp()
     >>> saved = save({"weight": torch.ones(2, 3), "epoch": 4}, f"{folder}/step_1")
     >>> saved.num_tensors, saved.nbytes
@@ -128,52 +114,52 @@ def save(
     began = time.monotonic()
     brought, members, problem = _brought(state, process_group)
     background = background_of(members)
-    target: Target | None = None
+    destination: Destination | None = None
     try:
         background.settle(checked_if_busy(if_busy))
         if max_bytes is not None:
-            whole_number(max_bytes, "max_bytes of save", least=_LEAST_STAGING)
-        target = _checked_target(path, members)
+            whole_number(max_bytes, "max_bytes of save", least=LEAST_STAGING)
+        destination = _checked_destination(path, members)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = problem or error
     arguments = {
-        "path": target and str(target.path),
+        "path": destination and str(destination.path),
         "max_bytes": max_bytes,
         "async_op": bool(async_op),
     }
     merged, token = _agreed(brought, members, arguments, problem)
-    assert target is not None
-    job = _job(brought, merged, Aside(target, token), members, max_bytes)
+    assert destination is not None
+    job = save_job(brought, merged, Aside(destination, token), members, max_bytes)
     _LOGGER.info(
-        "saving %d tensors, %s, of which %s by rank %d, to %s (planned in %.3f s)",
-        len(job.placing.tensors),
+        "saving %s, %s, of which %s by rank %d, to %s (planned in %.3f s)",
+        plural(len(job.placing.tensors), "tensor"),
         format_bytes(job.nbytes),
         format_bytes(job.rank_bytes),
         members.rank,
-        target.path,
+        destination.path,
         time.monotonic() - began,
     )
     if not async_op:
-        return _finish(job, members, _writing(job), progress)
+        return _finish(job, members, writing(job), progress)
     own = background.members()
-    writing = _writing(job)
+    written = writing(job)
     try:
-        _stage(job, writing, background, max_bytes)
+        stage(job, written, background, max_bytes)
     except Exception as error:  # which all ranks hear when they meet in the background
         job.problem = _told(error, job, members.rank)
     _LOGGER.info("staged in %.3f s; the tensors may change", time.monotonic() - began)
-    return background.start(lambda: _finish(job, own, writing, progress or False))
+    return background.start(lambda: _finish(job, own, written, progress or False))
 
 
 # -- before anything is written ----------------------------------------------------------------
 
 
-def _checked_target(path: str | os.PathLike[str], members: Communicator) -> Target:
-    target = Target.at(path)
-    target.check()
+def _checked_destination(path: str | os.PathLike[str], members: Communicator) -> Destination:
+    destination = Destination.at(path)
+    destination.check()
     if _is_first(members):
-        target.check_nobody_saves()
-    return target
+        destination.check_nobody_saves()
+    return destination
 
 
 def _brought(
@@ -222,147 +208,17 @@ def _agreed(
     return merge(list(zip(members.ranks, heard, strict=True))), token
 
 
-# -- what this rank does -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of this rank, and the tensors that go into it."""
-
-    name: str
-    header: bytes
-    pieces: Sequence[PlacedPiece]
-    tensors: list[torch.Tensor]  # of each piece; staged copies may take their place
-
-
-@dataclass(slots=True)
-class _Job:
-    """One save on this rank."""
-
-    merged: Merged
-    placing: Placing
-    aside: Aside
-    files: Sequence[_File]
-    rank_bytes: int  # of these files, on this rank
-    staging: Staging
-    problem: Exception | None = None
-    is_committed: bool = False
-    checksums: list[int] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(file.nbytes for file in self.placing.files)
-
-    @property
-    def patience(self) -> float:
-        """Seconds for which ranks wait for the one that has most to write."""
-        most: dict[int, int] = {}
-        for file in self.placing.files:
-            most[file.rank] = most.get(file.rank, 0) + file.nbytes
-        return check_timeout() + max(most.values(), default=0) / _SLOWEST
-
-
-def _job(
-    brought: Brought, merged: Merged, aside: Aside, members: Communicator, max_bytes: int | None
-) -> _Job:
-    """What this rank writes; nothing is written yet. Reduces what is pending."""
-    sharded = _reduced(brought.sharded, merged, max_bytes)
-    placing = place(merged.wanted, tuple(members.ranks))
-    files = []
-    for number, file in enumerate(placing.files):
-        if file.rank == members.rank:
-            pieces = tuple(placing.pieces_of(number))
-            tensors = [_local(piece, brought, sharded) for piece in pieces]
-            header = header_of(pieces, is_unsharded=placing.is_unsharded)
-            files.append(_File(placing.file_names[number], header, pieces, tensors))
-    rank_bytes = sum(file.nbytes for file in placing.files if file.rank == members.rank)
-    return _Job(merged, placing, aside, files, rank_bytes, Staging(max_bytes))
-
-
-def _reduced(
-    sharded: Mapping[str, ShardedTensor], merged: Merged, max_bytes: int | None
-) -> dict[str, ShardedTensor]:
-    """The sharded tensors with nothing pending. Ranks of a tensor's group come together."""
-    found = dict(sharded)
-    layouts = {one.name: one.layout for one in merged.wanted}
-    groups: dict[GroupRanks, list[str]] = {}
-    for name in sorted(sharded.keys() & layouts):
-        state = sharded[name]._state
-        if state.layout.pending is not None:
-            groups.setdefault(state.comm.ranks, []).append(name)
-    with torch.no_grad():
-        for names in groups.values():
-            tensors = {name: sharded[name] for name in names}
-            targets = {name: layouts[name] for name in names}
-            found.update(reshard_all(tensors, targets, max_bytes=max_bytes, progress=False))
-    return found
-
-
-def _local(
-    piece: PlacedPiece, brought: Brought, sharded: Mapping[str, ShardedTensor]
-) -> torch.Tensor:
-    """This rank's elements of a box that it writes."""
-    name = piece.tensor.name
-    if not piece.nbytes:
-        return torch.empty(piece.box.shape, dtype=piece.tensor.dtype)
-    if name in brought.plain:
-        return brought.plain[name]
-    state = sharded[name]._state
-    at = int(np.searchsorted(state.layout.rows_of(state.rank), piece.row))
-    return state.shards[at].detach()
-
-
-def _writing(job: _Job) -> Iterator[int]:
-    """Writes the files, piece by piece; gives the bytes of each when it is written."""
-    job.aside.make()
-    for file in job.files:
-        with FileWriter(job.aside.path / file.name, file.header, job.staging) as writer:
-            for tensor, piece in zip(file.tensors, file.pieces, strict=True):
-                job.checksums.append(writer.write(tensor))
-                yield piece.nbytes
-
-
-def _stage(job: _Job, writing: Iterator[int], background: Background, most: int | None) -> None:
-    """Copies what is not written yet, so that tensors may change; writes what is beyond `most`.
-
-    The last pieces are the ones that are copied, since files are written in order.
-    """
-    places = [(file, number) for file in job.files for number in range(len(file.pieces))]
-    staged: list[tuple[_File, int]] = []
-    nbytes = 0
-    while places and (most is None or nbytes + _room(*places[-1]) <= most):
-        nbytes += _room(*places[-1])
-        staged.append(places.pop())
-    gpus = {tensor.device for file, k in staged if (tensor := file.tensors[k]).is_cuda}
-    memory, at = background.memory(nbytes, is_pinned=bool(gpus)), 0
-    for file, number in staged:
-        tensor = file.tensors[number]
-        part = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        part.copy_(tensor, non_blocking=tensor.is_cuda)
-        at += _room(file, number)
-        file.tensors[number] = part
-    for gpu in gpus:  # which need not be the current one
-        torch.cuda.synchronize(gpu)
-    for _ in places:
-        next(writing)
-
-
-def _room(file: _File, number: int) -> int:
-    """Bytes that a copy takes, so that the next one is aligned."""
-    return -(-file.pieces[number].nbytes // _LEAST_STAGING) * _LEAST_STAGING
-
-
 # -- together ----------------------------------------------------------------------------------
 
 
 def _finish(
-    job: _Job, members: Communicator, writing: Iterator[int], progress: bool | None
+    job: SaveJob, members: Communicator, written: Iterator[int], progress: bool | None
 ) -> Saved:
     """Writes, and makes it the checkpoint. All ranks call it. [Note: a save]"""
     began = time.monotonic()
     try:
         try:
-            _write(job, members, writing, progress)
+            _write(job, members, written, progress)
         except Exception as error:  # whatever it is, all ranks are to raise
             job.problem = job.problem or _told(error, job, members.rank)
         took = time.monotonic() - began
@@ -373,7 +229,7 @@ def _finish(
             job.problem = _told(error, job, members.rank)
         _meet("the last step", job, members)
         if _is_first(members):
-            job.aside.target.remove_remains()
+            job.aside.destination.remove_remains()
     except (CheckpointError, AgreementError):
         job.aside.remove()  # all ranks are here, and nobody writes any more
         raise
@@ -383,28 +239,30 @@ def _finish(
         job.aside.close()
     rate = job.rank_bytes / max(took, 1e-9) / 1e9
     _LOGGER.info("wrote %s in %.3f s, %.2f GB/s", format_bytes(job.rank_bytes), took, rate)
-    _LOGGER.info("committed %s after %.3f s", job.aside.target.path, time.monotonic() - began)
+    _LOGGER.info("committed %s after %.3f s", job.aside.destination.path, time.monotonic() - began)
     num_tensors = len(job.placing.tensors) + len(job.merged.same_as)
-    return Saved(job.aside.target.path, num_tensors, job.nbytes, job.rank_bytes)
+    return Saved(job.aside.destination.path, num_tensors, job.nbytes, job.rank_bytes)
 
 
-def _write(job: _Job, members: Communicator, writing: Iterator[int], progress: bool | None) -> None:
+def _write(
+    job: SaveJob, members: Communicator, written: Iterator[int], progress: bool | None
+) -> None:
     if job.problem is not None:
         return
     with progress_bar("saving", job.rank_bytes, members, show=progress) as advance:
-        for nbytes in writing:
+        for nbytes in written:
             advance(nbytes)
 
 
-def _meet(step: str, job: _Job, members: Communicator) -> None:
+def _meet(step: str, job: SaveJob, members: Communicator) -> None:
     """Returns once all ranks are here and well; else all raise."""
-    what = f"{_WHAT} to {str(job.aside.target.path)!r}, {step}"
+    what = f"{_WHAT} to {str(job.aside.destination.path)!r}, {step}"
     agreed_bytes(
         what, {}, b"", group=members, doing="save", problem=job.problem, timeout=job.patience
     )
 
 
-def _report_and_commit(job: _Job, members: Communicator) -> None:
+def _report_and_commit(job: SaveJob, members: Communicator) -> None:
     report = report_of([len(file.header) for file in job.files], job.checksums)
     reports = gather_reports(report, job.placing, members)
     if _is_first(members):
@@ -415,13 +273,13 @@ def _is_first(members: Communicator) -> bool:
     return members.rank == members.ranks.rank_at(0)
 
 
-def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:
+def _commit(job: SaveJob, reports: Mapping[int, Ints], world_size: int) -> None:
     """Writes the index and makes the folder the checkpoint. For the first rank."""
     aside, placing = job.aside, job.placing
     index = index_of(
         placing,
         reports,
-        path=aside.target.path,
+        path=aside.destination.path,
         structure=job.merged.structure,
         same_as=job.merged.same_as,
         world_size=world_size,
@@ -430,15 +288,15 @@ def _commit(job: _Job, reports: Mapping[int, Ints], world_size: int) -> None:
     job.is_committed = True
 
 
-def _told(error: Exception, job: _Job, rank: int) -> Exception:
+def _told(error: Exception, job: SaveJob, rank: int) -> Exception:
     """What went wrong on this rank, in our words where the system said it."""
     if not isinstance(error, OSError):
         return error
-    return told_by_system(error, f"save to {str(job.aside.target.path)!r}", rank=rank)
+    return told_by_system(error, f"save to {str(job.aside.destination.path)!r}", rank=rank)
 
 
-def _left(job: _Job, error: Exception) -> CheckpointError:
-    path = job.aside.target.path
+def _left(job: SaveJob, error: Exception) -> CheckpointError:
+    path = job.aside.destination.path
     if isinstance(error, NotInitializedError):
         why = "the process group was destroyed before it was over"
         fix = "Wait for saves in the background before that: handle.wait(). "

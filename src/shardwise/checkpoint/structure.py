@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
 
 __all__ = [
+    "MOST_DEPTH",
     "Flat",
     "check_depth",
     "flatten",
@@ -41,7 +42,7 @@ __all__ = [
 
 _NO_NAME = "__metadata__"  # the key of a safetensors header that is no tensor
 _MOST_BITS = 4096  # of an integer: Python refuses to read numbers of thousands of digits
-_MOST_DEPTH = 200  # of nested containers: more than any state has, less than Python's stack
+MOST_DEPTH = 200  # of nested containers: more than any state has, less than Python's stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,10 @@ class _Found:
 
 def check_depth(depth: int, name: str) -> None:
     """Raises about a part of a state that so many containers are around, if they are too many."""
-    if depth > _MOST_DEPTH:
+    if depth > MOST_DEPTH:
         raise CheckpointError(
             f"state at {name[:80]!r}...",
-            expected=f"at most {_MOST_DEPTH} containers in each other",
+            expected=f"at most {MOST_DEPTH} containers in each other",
             fix="Does it contain itself?",
         )
 
@@ -163,8 +164,8 @@ def unflatten(structure: Any, tensor: Callable[[str], Any], depth: int = 0) -> A
 
     Raises a `DamagedError` about what `flatten` does not write.
     """
-    if depth > _MOST_DEPTH:
-        raise DamagedError("the state", expected=f"at most {_MOST_DEPTH} containers in each other")
+    if depth > MOST_DEPTH:
+        raise DamagedError("the state", expected=f"at most {MOST_DEPTH} containers in each other")
     if isinstance(structure, list):
         return [unflatten(item, tensor, depth + 1) for item in structure]
     if not isinstance(structure, dict):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shardwise.checkpoint.reading import check_file
-from shardwise.checkpoint.structure import check_depth, tensor_names, unflatten
+from shardwise.checkpoint.structure import MOST_DEPTH, check_depth, tensor_names, unflatten
 from shardwise.errors import CheckpointError, LoadError
 from shardwise.modules.filling import parameters_by_key, room_for
 from shardwise.modules.state_trees import joined
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Targets", "find_targets"]
 
-_MOST_DEPTH = 200  # of nested containers
 _EXTRA = "_extra_state"
 
 
@@ -304,7 +303,7 @@ def _is_container(value: object) -> bool:
 
 def _is_plain(value: Any, depth: int) -> bool:
     """Whether there is no tensor and no object with state in it."""
-    if _is_container(value) and depth <= _MOST_DEPTH:
+    if _is_container(value) and depth <= MOST_DEPTH:
         items = value.values() if isinstance(value, Mapping) else value
         return all(_is_plain(item, depth + 1) for item in items)
     return not isinstance(value, torch.Tensor) and not hasattr(value, "state_dict")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,13 +82,10 @@ def _measure(rank: int, side: int, repeats: int) -> dict[str, dict[str, float]]:
             ranks=range(world_size),
             device="cpu",
         )
-        runs: dict[str, Callable[[], Any]] = {
-            "shardwise": lambda spec=spec: shardwise.reshard(mine, spec)  # type: ignore[misc]
-        }
+        runs: dict[str, Callable[[], Any]] = {"shardwise": partial(shardwise.reshard, mine, spec)}
         if placement is not None:
-            chosen = [placements[placement]]
-            runs["DTensor"] = lambda chosen=chosen: theirs.redistribute(mesh, chosen)  # type: ignore[misc]
-        assert torch.equal(_local(runs["shardwise"]()), _expected(full, spec, rank))
+            runs["DTensor"] = partial(theirs.redistribute, mesh, [placements[placement]])
+        assert torch.equal(runs["shardwise"]().local_tensor(), _expected(full, spec, rank))
         found[name] = _interleaved(runs, repeats)
     return found
 
@@ -101,11 +99,6 @@ def _uneven(side: int, world_size: int) -> list[int]:
 
 def _rotated(world_size: int) -> list[int]:
     return [(k + 1) % world_size for k in range(world_size)]
-
-
-def _local(moved: Any) -> torch.Tensor:
-    found: torch.Tensor = moved.local_tensor()
-    return found
 
 
 def _expected(full: torch.Tensor, spec: Any, rank: int) -> torch.Tensor:

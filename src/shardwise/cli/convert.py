@@ -17,11 +17,10 @@ from shardwise.words import plural
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Format", "convert"]
 
-__all__ = ["Target", "convert"]
 
-
-class Target(StrEnum):
+class Format(StrEnum):
     """What `convert` writes."""
 
     safetensors = "safetensors"
@@ -31,7 +30,7 @@ class Target(StrEnum):
 def convert(
     src: Annotated[Path, typer.Argument(metavar="SRC", help="The checkpoint, of any kind.")],
     dst: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write.")],
-    to: Annotated[Target, typer.Option(help="What to write.")] = Target.safetensors,
+    to: Annotated[Format, typer.Option(help="What to write.")] = Format.safetensors,
     world_size: Annotated[int, typer.Option(min=1, help="For how many ranks.")] = 1,
     plan: Annotated[
         Path | None,

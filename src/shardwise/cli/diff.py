@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +44,7 @@ def diff(
     else:
         _print_diff(found)
     if not found.is_same:
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _diff_in_json(found: Diff) -> dict[str, Any]:

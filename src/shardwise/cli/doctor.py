@@ -151,8 +151,9 @@ def self_test(timeout: float = _SECONDS) -> Finding:
 
 
 def _last_line(failure: Exception) -> str:
-    story = str(failure.__cause__ or failure)
-    return story.strip().splitlines()[-1]
+    cause = failure.__cause__ or failure
+    lines = str(cause).strip().splitlines()
+    return lines[-1] if lines else type(cause).__name__
 
 
 def _on_a_rank(rank: int, kind: str) -> None:

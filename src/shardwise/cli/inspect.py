@@ -39,8 +39,8 @@ def inspect(
     from shardwise.checkpoint.opening import load_index
 
     index = load_index(path)
-    if tensor is not None and tensor not in index.tensors:
-        raise _no_tensor(tensor, index)
+    if tensor is not None:
+        _check_has(index, tensor)
     if as_json:
         names = list(index.tensors) if tensor is None else [tensor]
         print(json.dumps(_index_in_json(index, names), indent=2))
@@ -55,20 +55,20 @@ def saved_layout(path: Path, name: str) -> tuple[Layout, int, int]:
     from shardwise.checkpoint.opening import load_index
 
     index = load_index(path)
-    if name not in index.tensors:
-        raise _no_tensor(name, index)
+    _check_has(index, name)
     return index.layout(name), index.tensors[name].dtype.itemsize, index.world_size
 
 
-def _no_tensor(name: str, index: Index) -> ArgumentValueError:
-    from shardwise.sharding_plan.problems import nearest
+def _check_has(index: Index, name: str) -> None:
+    if name not in index.tensors:
+        from shardwise.sharding_plan.problems import nearest
 
-    return ArgumentValueError(
-        "--tensor",
-        expected=f"a tensor of {str(index.path)!r}",
-        got=repr(name),
-        fix=nearest(name, list(index.tensors), ""),
-    )
+        raise ArgumentValueError(
+            "--tensor",
+            expected=f"a tensor of {str(index.path)!r}",
+            got=repr(name),
+            fix=nearest(name, list(index.tensors), ""),
+        )
 
 
 def _index_in_json(index: Index, names: list[str]) -> dict[str, Any]:

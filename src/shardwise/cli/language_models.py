@@ -21,9 +21,10 @@ from shardwise.sharding_plan import ShardingPlan
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILIES", "CausalModel", "tensor_parallel_plan"]
+__all__ = ["FAMILIES", "CausalModel", "length_of_text", "tensor_parallel_plan"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type` that are known
+_LENGTH = 2048  # of a text, if nothing is said
 
 
 class _Config:
@@ -41,12 +42,13 @@ class _Config:
             )
         self._given = given
         self.width = self._number("hidden_size")
-        self.hidden = self._number("intermediate_size")
-        self.layers = self._number("num_hidden_layers")
-        self.words = self._number("vocab_size")
-        self.heads = self._number("num_attention_heads")
-        self.kv_heads = self._number("num_key_value_heads", self.heads)
-        self.head = self._number("head_dim", self.width // self.heads)
+        self.hidden_width = self._number("intermediate_size")
+        self.num_layers = self._number("num_hidden_layers")
+        self.num_words = self._number("vocab_size")
+        self.num_heads = self._number("num_attention_heads")
+        self.num_kv_heads = self._number("num_key_value_heads", self.num_heads)
+        self.head_width = self._number("head_dim", self.width // self.num_heads)
+        self.most_words = self._number("max_position_embeddings", _LENGTH)  # of a text
         self.is_tied = bool(given.get("tie_word_embeddings", False))
         self.has_qkv_bias = kind == "qwen2" or bool(given.get("attention_bias", False))
         self.has_out_bias = bool(given.get("attention_bias", False))
@@ -71,19 +73,19 @@ class _Config:
 
 
 class CausalModel(nn.Module):
-    """Ids of words to the logits of the next ones, by the names that checkpoints have."""
+    """Ids of words to a loss, through all parameters, by the names that checkpoints have."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         sizes = _Config(config)
         self.model = _Decoder(sizes)
-        self.lm_head = nn.Linear(sizes.width, sizes.words, bias=False)
+        self.lm_head = nn.Linear(sizes.width, sizes.num_words, bias=False)
         if sizes.is_tied:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.to(sizes.dtype)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The mean loss of words that are to be said one place further."""
+        """The mean loss of saying the words again: a number that costs what training costs."""
         logits = self.lm_head(self.model(ids))
         return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
@@ -91,8 +93,8 @@ class CausalModel(nn.Module):
 class _Decoder(nn.Module):
     def __init__(self, sizes: _Config) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(sizes.words, sizes.width)
-        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.layers))
+        self.embed_tokens = nn.Embedding(sizes.num_words, sizes.width)
+        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))
         self.norm = nn.RMSNorm(sizes.width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -120,18 +122,19 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, sizes: _Config) -> None:
         super().__init__()
-        self.num_heads, self.head = sizes.heads, sizes.head
-        into, shared = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
+        self.num_heads = sizes.num_heads  # which the Attention sharder asks for
+        self.head_width = sizes.head_width
+        into, shared = sizes.num_heads * sizes.head_width, sizes.num_kv_heads * sizes.head_width
         self.q_proj = nn.Linear(sizes.width, into, bias=sizes.has_qkv_bias)
         self.k_proj = nn.Linear(sizes.width, shared, bias=sizes.has_qkv_bias)
         self.v_proj = nn.Linear(sizes.width, shared, bias=sizes.has_qkv_bias)
         self.o_proj = nn.Linear(into, sizes.width, bias=sizes.has_out_bias)
         if sizes.has_head_norms:
-            self.q_norm, self.k_norm = nn.RMSNorm(sizes.head), nn.RMSNorm(sizes.head)
+            self.q_norm, self.k_norm = nn.RMSNorm(sizes.head_width), nn.RMSNorm(sizes.head_width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head))
+            layer(x).unflatten(-1, (-1, self.head_width))
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         if hasattr(self, "q_norm"):
@@ -145,9 +148,9 @@ class _Attention(nn.Module):
 class _GatedMLP(nn.Module):
     def __init__(self, sizes: _Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(sizes.width, sizes.hidden, bias=sizes.has_mlp_bias)
-        self.up_proj = nn.Linear(sizes.width, sizes.hidden, bias=sizes.has_mlp_bias)
-        self.down_proj = nn.Linear(sizes.hidden, sizes.width, bias=sizes.has_mlp_bias)
+        self.gate_proj = nn.Linear(sizes.width, sizes.hidden_width, bias=sizes.has_mlp_bias)
+        self.up_proj = nn.Linear(sizes.width, sizes.hidden_width, bias=sizes.has_mlp_bias)
+        self.down_proj = nn.Linear(sizes.hidden_width, sizes.width, bias=sizes.has_mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -164,3 +167,8 @@ def tensor_parallel_plan(config: Mapping[str, Any]) -> ShardingPlan:
     if not _Config(config).is_tied:  # else it is the table of words, which is cut the same way
         plan["lm_head"] = Columnwise()
     return ShardingPlan(plan, input_plan={"": "replicated"})
+
+
+def length_of_text(config: Mapping[str, Any]) -> int:
+    """Words of a text that such a model can be called with, of usual length."""
+    return min(_LENGTH, _Config(config).most_words)

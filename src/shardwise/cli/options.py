@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Checkpoint", "Jobs", "Json"]
+__all__ = ["Checkpoint", "Jobs", "Json", "Picture", "WorldSize"]
+
+_MOST_RANKS = 10**6  # each is a placement in memory before anything is drawn or planned
 
 # A checkpoint of any kind that we read.
 Checkpoint = Annotated[
@@ -21,3 +23,7 @@ Checkpoint = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print it for a program.")]
 # How many threads read files.
 Jobs = Annotated[int, typer.Option(min=1, help="How many files are worked on at once, by threads.")]
+# For how many ranks a spec is read.
+WorldSize = Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")]
+# Where a drawing is written, beside that of the terminal.
+Picture = Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")]

@@ -14,6 +14,7 @@ import typer
 from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
 from shardwise.cli.words import find_dtype
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _MOST_RANKS = 4096  # each is a thread while a step is rehearsed
-_LENGTH = 2048  # of a text, if nothing is said
 
 
 def plan(
@@ -99,12 +99,12 @@ class _Subject(NamedTuple):
 
 def _subject(source: str) -> _Subject:
     if source.endswith(".json"):
-        from shardwise.cli.language_models import CausalModel, tensor_parallel_plan
+        from shardwise.cli.language_models import CausalModel, length_of_text, tensor_parallel_plan
 
         config = _config(Path(source))
-        length = min(_LENGTH, int(config.get("max_position_embeddings", _LENGTH)))
+        inputs = [f"1x{length_of_text(config)}"]
         default = tensor_parallel_plan(config)
-        return _Subject(lambda: CausalModel(config), default, [f"1x{length}"], is_users=False)
+        return _Subject(lambda: CausalModel(config), default, inputs, is_users=False)
     return _Subject(_factory(source), None, [], is_users=True)
 
 
@@ -151,7 +151,7 @@ def _called(source: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:
-        raise ArgumentValueError(f"{source} raises {_in_short(error)}") from error
+        raise ArgumentValueError(f"{source} raises {headline(error)}") from error
 
 
 def _named(source: str, what: str, expected: str) -> Any:
@@ -170,7 +170,7 @@ def _named(source: str, what: str, expected: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ArgumentValueError(f"{file} cannot be run: {_in_short(error)}") from error
+        raise ArgumentValueError(f"{file} cannot be run: {headline(error)}") from error
     if not hasattr(module, name):
         raise ArgumentValueError(f"{file} has no {name!r}", fix=f"Pass {file}:NAME of one it has.")
     return getattr(module, name)
@@ -275,7 +275,3 @@ def _show_step(rehearsal: Rehearsal, console: Any) -> None:
         cells = [op, at, count, most, total] if has_lines else [op, count, most, total]
         table.add_row(*map(Text, cells))
     console.print(table)
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -15,6 +15,7 @@ import shardwise
 from shardwise._torch_compat import tree_leaves
 from shardwise.comm.simulate import simulate
 from shardwise.errors import RankFailure
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,11 +48,6 @@ class Line:
     at: str  # the line of the model's code; "" if it is not a user's
     times: int
     sent: dict[int, int]  # rank -> bytes
-
-    @property
-    def total(self) -> int:
-        """Bytes of all ranks."""
-        return sum(self.sent.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,7 @@ def rehearse(
     try:
         events = simulate(step, world_size, device="meta").results
     except RankFailure as failure:
-        cause = failure.__cause__ or failure
-        return Rehearsal(problem=f"{type(cause).__name__}: {str(cause).splitlines()[0]}")
+        return Rehearsal(problem=headline(failure.__cause__ or failure))
     return Rehearsal(_lines(events, names_lines=names_lines))
 
 

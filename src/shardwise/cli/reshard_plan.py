@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
+from shardwise.cli.options import Json, Picture, WorldSize  # noqa: TC001  # typer reads them
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
 from shardwise.errors import ArgumentValueError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["reshard_plan"]
 
-_MOST_RANKS = 10**6  # each is a placement in memory before anything is planned
 _MOST_MOVES = 1 << 24  # about eight gigabytes while they are counted
 _MOST_LINES = 16  # of the table by rank
 
@@ -28,7 +27,7 @@ def reshard_plan(
         str, typer.Option("--from", help="How it is cut before, e.g. chunk(0); as in show.")
     ],
     target: Annotated[str, typer.Option("--to", help="How it is to be cut.")],
-    world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks.")] = 4,
+    world_size: WorldSize = 4,
     dtype: Annotated[str, typer.Option(help="For the bytes.")] = "float32",
     max_bytes: Annotated[
         str | None, typer.Option(help="Cap of the staging on every rank, e.g. 64MiB.")
@@ -37,8 +36,8 @@ def reshard_plan(
     html: Annotated[
         Path | None, typer.Option(help="Write a page to look at: click a rank.", metavar="PATH")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a picture.", metavar="PATH")] = None,
+    png: Picture = None,
+    svg: Picture = None,
 ) -> None:
     """What moves from one spec to another: bytes, peaks, messages, a drawing.
 
@@ -74,7 +73,7 @@ def _plan(
     source: str, target: str, shape: tuple[int, ...], *, world_size: int, itemsize: int
 ) -> TransferPlan:
     from shardwise.transfer import TransferPlan
-    from shardwise.transfer.serial import most_moves
+    from shardwise.transfer.counting import most_moves
 
     before, after = (layout_of(spec, shape, world_size=world_size) for spec in (source, target))
     plan = TransferPlan(before, after, itemsize)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from shardwise.cli.options import Checkpoint, Jobs, Json  # noqa: TC001  # typer reads the annotations
 from shardwise.words import plural
@@ -34,7 +35,7 @@ def verify(path: Checkpoint, jobs: Jobs = 4, as_json: Json = False) -> None:
     else:
         _print_verified(found)
     if not found.is_sound:
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _verified_in_json(found: Verified) -> dict[str, Any]:

@@ -18,15 +18,28 @@ from shardwise.words import ranks_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardwise.comm.communicator import Communicator
+    from shardwise.comm.communicator import Communicator, EarlyFlight
 
-__all__ = ["agree", "agreed_bytes", "agreed_numbers", "by_rank", "explain", "heard_by_all"]
+__all__ = [
+    "Agreeing",
+    "agree",
+    "agreed_bytes",
+    "agreed_numbers",
+    "by_rank",
+    "explain",
+    "heard_by_all",
+    "start_agreeing",
+]
 
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
 _PROBLEM_LENGTH = 400  # an error's end is where it says what to do
 _CONTEXT = 20  # characters shown before the first difference of long texts
 _LONGEST = 20_000  # of a text that is sent to be shown
+# [Note: early messages] Their tags are the upper half of those there are.
+_EARLY_TAG = 1 << 30
+_NUM_MARKS = 1 << 20
+_MOST_DISAGREEMENTS = 1 << 10
 
 
 def agree(
@@ -47,20 +60,97 @@ def agree(
     nothing is compared, they raise it once they have waited for this rank in vain.
     `phrases` are added to the message where a value of that name differs.
     """
-    if len(group.ranks) > 1 and should_check(hot=hot):
-        own = _digest(what, values, problem)
-        try:
-            with recorded("compare arguments", group, len(own)):
-                digests = group.compare(own, timeout=check_timeout())
-        except AbsentRanksError as error:
-            error.add_note(f"Compared were the arguments of {what}.")
-            raise
-        if any(digest != own for digest in digests):
-            explain(what, values, group=group, problem=problem, phrases=phrases)
-    if problem is not None:
-        if len(group.ranks) > 1 and not should_check(hot=hot):
+    agreeing = start_agreeing(what, values, group=group, hot=hot, problem=problem, phrases=phrases)
+    if agreeing is not None:
+        agreeing.reach()
+
+
+def start_agreeing(
+    what: str,
+    values: Mapping[str, object],
+    *,
+    group: Communicator,
+    hot: bool = False,
+    problem: Exception | None = None,
+    phrases: Mapping[str, str] | None = None,
+) -> Agreeing | None:
+    """As `agree`, which `reach` of the result waits for; None where nothing is compared.
+
+    What comes next is prepared meanwhile, or even sent, see `Agreeing.flight`. A `problem` is
+    raised at once.
+    """
+    if len(group.ranks) == 1 or not should_check(hot=hot):
+        if problem is None:
+            return None
+        if len(group.ranks) > 1:
             group.tell(problem)  # [Note: who raised] in `watch.py`
         raise problem
+    agreeing = Agreeing(what, values, group, problem, phrases)
+    if problem is not None:
+        agreeing.reach()
+        raise problem  # all ranks have the same one
+    return agreeing
+
+
+class Agreeing:
+    """An agreement under way: the digests fly.
+
+    [Note: early messages] Messages of what is to be agreed on may fly beside the digests, since the
+    wait for these is as long as a small exchange. Such a message has a tag that is made of its
+    sender's digest, so it lands only where the receiver has the same. Once ranks are known to
+    differ, each waits for the messages between it and those of its own digest, leaves the others,
+    which nothing will ever meet, and raises. Tags of a later agreement are different ones, because
+    they contain how often ranks have differed, which all know.
+    """
+
+    __slots__ = ("_comparing", "_group", "_own", "_phrases", "_problem", "_tag", "_values", "_what")
+
+    def __init__(
+        self,
+        what: str,
+        values: Mapping[str, object],
+        group: Communicator,
+        problem: Exception | None,
+        phrases: Mapping[str, str] | None,
+    ) -> None:
+        self._what, self._values, self._group = what, values, group
+        self._problem, self._phrases = problem, phrases
+        self._own = _digest(what, values, problem)
+        self._comparing = group.start_comparing(self._own, timeout=check_timeout())
+        mark, count = int.from_bytes(self._own[:4]) % _NUM_MARKS, group.num_disagreements
+        has_tag = count < _MOST_DISAGREEMENTS
+        self._tag = _EARLY_TAG + count * _NUM_MARKS + mark if has_tag else None
+
+    @property
+    def apart(self) -> Communicator:
+        """The group, for all flights of what is to be agreed on. [Note: early messages]"""
+        return self._group if self._tag is None else self._group.apart(self._tag)
+
+    def flight(self) -> EarlyFlight | None:
+        """The first of these flights, which need not wait; None where it must."""
+        return None if self._tag is None else self._group.early_flight(self._tag)
+
+    def reach(self, flight: EarlyFlight | None = None) -> None:
+        """Returns once all ranks have agreed, or raises; `flight` is what flies already."""
+        own, group = self._own, self._group
+        try:
+            with recorded("compare arguments", group, len(own)):
+                digests = self._comparing()
+        except AbsentRanksError as error:
+            error.add_note(f"Compared were the arguments of {self._what}.")
+            raise
+        differing = [rank for rank, one in zip(group.ranks, digests, strict=True) if one != own]
+        if differing:
+            group.num_disagreements += 1
+            if flight is not None:
+                flight.leave(differing)
+            explain(
+                self._what,
+                self._values,
+                group=group,
+                problem=self._problem,
+                phrases=self._phrases,
+            )
 
 
 @contextmanager
@@ -120,7 +210,7 @@ def agreed_bytes(
     try:
         with recorded(doing, group, len(sent)):
             limit = check_timeout() if timeout is None else timeout
-            found = [sent] if is_alone else group.compare(sent, timeout=limit)
+            found = [sent] if is_alone else group.start_comparing(sent, timeout=limit)()
     except AbsentRanksError as error:
         error.add_note(f"Compared were the arguments of {what}.")
         raise

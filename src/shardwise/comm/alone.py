@@ -10,7 +10,9 @@ from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import ArgumentValueError
 
 if TYPE_CHECKING:
-    from shardwise.comm.communicator import Flight
+    from collections.abc import Callable
+
+    from shardwise.comm.communicator import Communicator, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
 
@@ -27,10 +29,17 @@ class Alone:
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
-        self.exchanges: dict[Any, Any] = {}
+        self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.num_disagreements = 0
 
     def flight(self) -> Flight:
         return _NoFlight()
+
+    def apart(self, tag: int) -> Communicator:
+        return self
+
+    def early_flight(self, tag: int) -> None:
+        """There is nobody to agree with."""
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         output.copy_(mine)
@@ -44,8 +53,8 @@ class Alone:
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """What one rank has, it has sent."""
 
-    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
-        return [digest]
+    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+        return lambda: [digest]
 
     def tell(self, problem: Exception) -> None:
         """Nobody waits."""

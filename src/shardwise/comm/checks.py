@@ -26,8 +26,8 @@ _TIMEOUT_VARIABLE = "SHARDWISE_CHECK_TIMEOUT"
 class Checks:
     """What is compared between ranks, and for how long ranks wait for each other to do so."""
 
-    mode: CheckMode = "always"
-    timeout: float = 60.0  # seconds
+    mode: CheckMode
+    timeout: float  # seconds
 
 
 def set_check(mode: CheckMode, *, timeout: float | None = None) -> Change[Checks]:

@@ -6,13 +6,15 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     import torch
 
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry import ReduceOp
 
-__all__ = ["Communicator", "Flight", "simulated_rank"]
+__all__ = ["Communicator", "EarlyFlight", "Flight", "simulated_rank"]
 
 # The rank that this thread plays in a simulation, or None in a real process.
 simulated_rank: ContextVar[Communicator | None] = ContextVar("simulated_rank", default=None)
@@ -45,6 +47,13 @@ class Flight(Protocol):
         """Waits until everything, the sends too, is over."""
 
 
+class EarlyFlight(Flight, Protocol):
+    """A flight that leaves before ranks have agreed. [Note: early messages] in `agreement.py`."""
+
+    def leave(self, peers: Collection[int]) -> None:
+        """Waits for all messages but those of these peers, which never come."""
+
+
 class Communicator(Protocol):
     """A group of ranks as one of them sees it. Ranks are global everywhere."""
 
@@ -56,9 +65,16 @@ class Communicator(Protocol):
     rank_plans: dict[int, RankPlan]  # those used last, by the id of their plan; starts empty
     decisions: dict[tuple[Any, ...], Any]  # of the rules of ops, which keep them here; starts empty
     exchanges: dict[tuple[Any, ...], Any]  # of `exchange_of`, which keeps them here; starts empty
+    num_disagreements: int  # in `agree`; starts at 0
 
     def flight(self) -> Flight:
         """A new round of messages between pairs of ranks."""
+
+    def apart(self, tag: int) -> Communicator:
+        """This group with flights whose messages meet only those of the same tag, if it can."""
+
+    def early_flight(self, tag: int) -> EarlyFlight | None:
+        """A flight of `apart`; None if it cannot, as on all other ranks."""
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         """`output` = everybody's flat `mine`, in order of group rank; equal lengths."""
@@ -72,10 +88,11 @@ class Communicator(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """In place, every rank's `tensor` becomes that of rank `source`."""
 
-    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
-        """Everybody's digest (of one length), in order of group rank.
+    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+        """What it returns gives everybody's digest (of one length), in order of group rank.
 
-        Raises `AbsentRanksError` if some have not come after `timeout` seconds.
+        That raises `AbsentRanksError` if some have not come after `timeout` seconds. It is called
+        before anything else is exchanged.
         """
 
     def tell(self, problem: Exception) -> None:

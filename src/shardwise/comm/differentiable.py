@@ -23,20 +23,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shardwise._torch_compat import has_saving_hooks
 from shardwise.comm.executor import execute, start_all
 from shardwise.comm.load import Transfer
+from shardwise.comm.term_gradients import first_terms, scale_terms, spread_terms, term_groups
 from shardwise.comm.tracing import TRACES, current_op, doing
 from shardwise.errors import OpError
 from shardwise.geometry import Layout
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from shardwise.comm.agreement import Agreeing
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer import TransferPlan
 
@@ -44,15 +45,13 @@ __all__ = [
     "Carriers",
     "Exchange",
     "carriers_of",
+    "count_writes",
     "exchange",
     "exchange_of",
     "home_of",
     "make_tie",
-    "merge_terms",
     "own_parts",
-    "scale_terms",
     "shards_of",
-    "spread_terms",
     "start",
     "transfer_of",
 ]
@@ -99,8 +98,8 @@ class Exchange:
     def back(self) -> Exchange:
         """The way of the gradient. [Note: gradients]"""
         rank = self.members.rank
-        devices = _first_of_each(self.target, rank, self.target_devices)
-        if self.work is not None and (groups := _groups(self.work, rank)) is not None:
+        devices = first_terms(self.target_devices, self.target, rank)
+        if self.work is not None and (groups := term_groups(self.work, rank)) is not None:
             devices = tuple([devices[k] for k in groups])
         return replace(
             self,
@@ -108,7 +107,7 @@ class Exchange:
             source=self.target.bar if self.work is None else self.work,
             target=self.source.bar,
             source_devices=devices,
-            target_devices=_first_of_each(self.source, rank, self.source_devices),
+            target_devices=first_terms(self.source_devices, self.source, rank),
         )
 
     @cached_property
@@ -122,7 +121,7 @@ class Exchange:
     def has_terms(self) -> bool:
         """Whether gradients of terms of this rank are merged, spread or scaled on the way back."""
         rank, ends = self.members.rank, (self.source, self.target)
-        return any(one.pending == "avg" or _groups(one, rank) is not None for one in ends)
+        return any(one.pending == "avg" or term_groups(one, rank) is not None for one in ends)
 
     @cached_property
     def has_shards(self) -> bool:
@@ -180,32 +179,42 @@ def shards_of(carriers: Carriers, layout: Layout, rank: int) -> Carriers:
 
 
 def exchange(
-    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+    job: Exchange,
+    carriers: Carriers,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    agreeing: Agreeing | None = None,
 ) -> Carriers:
     """The carriers in the target layout. Every rank of the group calls it.
 
-    Differentiable any number of times; `out`, the tensors to fill, is for values only.
+    Differentiable any number of times; for values only are `out`, the tensors to fill, and
+    `agreeing`, as in `execute`.
     """
     if torch.is_grad_enabled() and any([carrier.requires_grad for carrier in carriers]):
         assert out is None
+        assert agreeing is None
         if not job.is_differentiable:
             _check_differentiable(job)
         found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
         return found
     if job.work is not None and job.changes_nothing:
         return _one_per_work(job, carriers)
-    moved = _moved(job, carriers, out=out)
+    moved = _moved(job, carriers, out=out, agreeing=agreeing)
     return moved if job.work is None else _one_per_work(job, moved)
 
 
 def _one_per_work(job: Exchange, carriers: Carriers) -> Carriers:
     assert job.work is not None
-    groups = _groups(job.work, job.members.rank)
+    groups = term_groups(job.work, job.members.rank)
     return carriers if groups is None else tuple([carriers[k] for k in groups])
 
 
 def _moved(
-    job: Exchange, carriers: Carriers, *, out: Sequence[torch.Tensor] | None = None
+    job: Exchange,
+    carriers: Carriers,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+    agreeing: Agreeing | None = None,
 ) -> Carriers:
     plan, shards, out, dtype, device, _ = transfer_of(job, carriers, out=out)
     moved = execute(
@@ -216,8 +225,9 @@ def _moved(
         device=device,
         group=job.members,
         max_bytes=job.max_bytes,
+        agreeing=agreeing,
     )
-    _count_writes(out)
+    count_writes(out or ())
     return carriers_of(moved, dtype=carriers[0].dtype, device=home_of(job, carriers))
 
 
@@ -227,14 +237,14 @@ def start(
     """Starts to move values; what it returns waits for them and gives the carriers."""
     transfer = transfer_of(job, carriers, out=out)
     started = start_all([transfer], group=job.members, max_bytes=job.max_bytes)
-    _count_writes(transfer.out)
+    count_writes(transfer.out or ())
     home = home_of(job, carriers)
     return lambda: carriers_of(started.wait()[0], dtype=carriers[0].dtype, device=home)
 
 
-def _count_writes(out: Sequence[torch.Tensor] | None) -> None:
-    """Tells autograd of tensors that messages were received into."""
-    for tensor in out or ():
+def count_writes(tensors: Iterable[torch.Tensor]) -> None:
+    """Tells autograd of tensors whose memory was written behind its back."""
+    for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
@@ -340,7 +350,7 @@ def _sent_back(job: Exchange, *grads: torch.Tensor) -> Carriers:
         return _sent(job.back, grads)
     rank = job.members.rank
     if job.work is None:
-        grads = _first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
+        grads = first_terms(scale_terms(grads, job.target, rank, up=True), job.target, rank)
     sent = spread_terms(_sent(job.back, grads), job.source, rank)
     return scale_terms(sent, job.source, rank, up=False)
 
@@ -355,112 +365,8 @@ def _sent(back: Exchange, grads: Carriers) -> Carriers:
     return tuple([grad.to(device) for grad, device in places])
 
 
-def scale_terms(grads: Carriers, layout: Layout, rank: int, *, up: bool) -> Carriers:
-    """Gradients of terms from those of the mean that is pending, or (`up`) the other way."""
-    if layout.pending != "avg":
-        return grads
-    counts = _term_counts(layout, rank)
-    if not counts:
-        return grads
-    return tuple(
-        grad * count if up else grad / count for grad, count in zip(grads, counts, strict=True)
-    )
-
-
-def merge_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
-    """One gradient for the addends of a box that this rank holds, which are all the same."""
-    if layout.pending is None or not torch.is_grad_enabled():
-        return _first_terms(grads, layout, rank)
-    found: Carriers = _Merge.apply(layout, rank, *grads)  # type: ignore[no-untyped-call]
-    return found
-
-
-def spread_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
-    """The other way round: each addend gets its box's gradient; values only."""
-    groups = _groups(layout, rank)
-    return grads if groups is None else tuple([grads[k].clone() for k in groups])
-
-
-def _first_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
-    groups = _groups(layout, rank)
-    if groups is None:
-        return grads
-    return tuple([grads[groups.index(k)] for k in range(groups[-1] + 1)])
-
-
-class _Merge(torch.autograd.Function):
-    """Of equal gradients of addends, one. [Note: gradients of gradients]"""
-
-    @staticmethod
-    def forward(ctx: Any, layout: Layout, rank: int, *grads: torch.Tensor) -> Carriers:
-        ctx.layout, ctx.rank = layout, rank
-        return tuple([grad.detach() for grad in _first_terms(grads, layout, rank)])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *_ToLowest.apply(ctx.layout, ctx.rank, *grads)  # type: ignore[no-untyped-call]
-
-
-class _ToLowest(torch.autograd.Function):
-    """A tensor as a pending sum: all of it in the lowest term of each box."""
-
-    @staticmethod
-    def forward(ctx: Any, layout: Layout, rank: int, *values: torch.Tensor) -> Carriers:
-        ctx.layout, ctx.rank = layout, rank
-        spread = spread_terms(values, layout, rank)
-        is_lowest = _are_lowest(layout, rank) or (True,)  # a tie
-        return tuple(
-            [
-                value.clone() if is_kept else torch.zeros_like(value)
-                for value, is_kept in zip(spread, is_lowest, strict=True)
-            ]
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *merge_terms(grads, ctx.layout, ctx.rank)
-
-
 @lru_cache(maxsize=256)
 def own_parts(layout: Layout) -> Layout:
     """The work of a plain tensor's users: every rank's is its own."""
     layout = layout.bar
     return Layout(layout.shape, layout.boxes, layout.owners, terms=layout.owners, pending="sum")
-
-
-@lru_cache(maxsize=1024)
-def _groups(layout: Layout, rank: int) -> tuple[int, ...] | None:
-    """For each local entry its position in `layout.bar`; None if they are the same."""
-    boxes = layout.boxes_of(rank)
-    if layout.pending is None or len(layout.bar.boxes_of(rank)) == len(boxes):
-        return None
-    found = [0]
-    for k in range(1, len(boxes)):  # entries of one box and rank are neighbours
-        found.append(found[-1] + (boxes[k] != boxes[k - 1]))
-    return tuple(found)
-
-
-def _first_of_each(
-    layout: Layout, rank: int, devices: tuple[torch.device, ...]
-) -> tuple[torch.device, ...]:
-    groups = _groups(layout, rank)
-    if groups is None:
-        return devices
-    return tuple(devices[groups.index(k)] for k in range(groups[-1] + 1))
-
-
-@lru_cache(maxsize=1024)
-def _term_counts(layout: Layout, rank: int) -> tuple[int, ...]:
-    """How many terms the box of each local entry has."""
-    box = layout.box_rows.searchsorted(layout.rows_of(rank), side="right") - 1
-    return tuple(layout.num_terms[box].tolist())
-
-
-@lru_cache(maxsize=1024)
-def _are_lowest(layout: Layout, rank: int) -> tuple[bool, ...]:
-    """Whether each local entry is of the lowest term of its box."""
-    assert layout.terms is not None
-    lowest = np.minimum.reduceat(layout.terms, layout.box_rows[:-1])
-    rows = layout.rows_of(rank)
-    box = layout.box_rows.searchsorted(rows, side="right") - 1
-    return tuple((layout.terms[rows] == lowest[box]).tolist())

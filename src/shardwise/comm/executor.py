@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from shardwise._torch_compat import foreach_copy
 from shardwise.comm.agreement import agree
 from shardwise.comm.alike import sort_out
+from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.communicator import Flight
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from shardwise.comm.agreement import Agreeing
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer.program import (
         MessagePart,
@@ -58,11 +61,13 @@ def execute(
     device: torch.device | str | None = None,
     group: ProcessGroup | Communicator | None = None,
     max_bytes: int | None = None,
+    agreeing: Agreeing | None = None,
 ) -> list[torch.Tensor]:
     """This rank's shards in the plan's target layout; arguments as in `Transfer`.
 
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
-    must be in the group. `max_bytes` caps the staging. No gradients: values only.
+    must be in the group. `max_bytes` caps the staging. `agreeing` is what all ranks are about to
+    agree on, if that is still under way. No gradients: values only.
     """
     if out is None and device is None and max_bytes is None:
         members = communicator(group)
@@ -75,8 +80,11 @@ def execute(
             and not is_debugging()
         ):
             outputs = new_outputs(known, shards, members.wire_device)
-            run_short(known.short, shards, outputs, members)
+            run_short(known.short, shards, outputs, members, agreeing)
             return outputs
+    if agreeing is not None:
+        agreeing.reach()
+        group = agreeing.apart
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]
 
@@ -117,11 +125,12 @@ def start_all(
     if problem is not None or is_debugging():
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
+    aside = Aside(len(work.exchanges))
     flying = _overlap(
-        [_exchange(program, lot, work.results, members) for program, lot in work.exchanges]
+        [_exchange(program, lot, work.results, members, aside) for program, lot in work.exchanges]
     )
     lower(work.by_collective, members)
-    return Started(flying, work.results, recording)
+    return Started(_ended(flying, aside), work.results, recording)
 
 
 def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
@@ -212,8 +221,17 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     return flying
 
 
+def _ended(flying: Iterator[None], aside: Aside) -> Iterator[None]:
+    yield from flying
+    aside.catch_up()
+
+
 def _exchange(
-    program: RankProgram, loads: Loads, results: list[list[torch.Tensor]], members: Communicator
+    program: RankProgram,
+    loads: Loads,
+    results: list[list[torch.Tensor]],
+    members: Communicator,
+    aside: Aside,
 ) -> Iterator[None]:
     """Stops once, where the messages of its last round fly."""
     batches = [load for load in loads if isinstance(load, Batch)]
@@ -227,7 +245,7 @@ def _exchange(
         yield
         _land(round_, flying, loads)
     for batch in batches:
-        batch.hand_out(results)
+        aside.call(partial(batch.hand_out, results))
 
 
 def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:
@@ -250,11 +268,6 @@ def _program(loads: Loads, max_bytes: int | None, members: Communicator) -> Rank
     if len(loads) == 1 and max_bytes is None:
         return loads[0].known.program()
     return make_schedule([load.plan for load in loads], max_bytes).program(members.rank)
-
-
-def _run(program: RankProgram, loads: Loads, members: Communicator) -> None:
-    for round_ in _rounds(program, loads, members):
-        _land(round_, _launch(round_, loads, members), loads)
 
 
 def _rounds(program: RankProgram, loads: Loads, members: Communicator) -> Sequence[Round]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from shardwise.comm.ranks import GroupRanks
     from shardwise.comm.watch import Watch
@@ -24,29 +24,35 @@ class PostedFlight:
     The group's own `send` and `recv` are called because `dist.isend` takes twice the time.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch, tag: int = TAG
+    ) -> None:
         if watch.has_notice:
             watch.comes()
         self._watch = watch
         self._group = group
         self._group_rank = ranks.group_rank_of
+        self._tag = tag
         # Receives, then sends. Of gloo, a second wait for the same message would never end: None
         # once waited for.
         self._works: list[dist.Work | None] = []
+        self._peers: list[int] = []  # in the same order
         self._buffers: list[torch.Tensor] = []
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        self._peers.append(peer)
         self._buffers.append(buffer)
         try:
-            self._works.append(self._group.recv([buffer], self._group_rank[peer], TAG))
+            self._works.append(self._group.recv([buffer], self._group_rank[peer], self._tag))
         except RuntimeError as error:
             self._watch.explain(error)
             raise
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
+        self._peers.append(peer)
         self._buffers.append(buffer)
         try:
-            self._works.append(self._group.send([buffer], self._group_rank[peer], TAG))
+            self._works.append(self._group.send([buffer], self._group_rank[peer], self._tag))
         except RuntimeError as error:
             self._watch.explain(error)
             raise
@@ -64,6 +70,12 @@ class PostedFlight:
         works, self._works = self._works, [None] * len(self._works)
         self._watch.wait(works)
         self._buffers.clear()
+
+    def leave(self, peers: Collection[int]) -> None:
+        """Waits for all messages but those of these peers, which never come."""
+        named = zip(self._works, self._peers, strict=True)
+        self._works = [work for work, peer in named if peer not in peers]
+        self.finish()
 
 
 def as_bytes(buffer: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
         for transfer in transfers
         for is_out, tensors in ((False, transfer.shards), (True, transfer.out or ()))
         for tensor in tensors
-        if tensor.numel()
+        if tensor.numel() and not tensor.is_meta  # all of which are at address 0
     ]
     last: dict[bool, tuple[int, str]] = {}  # shards, outputs: where the furthest of them ends
     for start, stop, is_out, name in sorted(spans):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,14 +11,16 @@ import torch.distributed as dist
 
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
-from shardwise.comm.flights import BatchedFlight, PostedFlight
+from shardwise.comm.flights import TAG, BatchedFlight, PostedFlight
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
 from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
 
 if TYPE_CHECKING:
-    from shardwise.comm.communicator import Communicator, Flight
+    from collections.abc import Callable
+
+    from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
 
@@ -92,6 +95,8 @@ class ProcessGroupCommunicator:
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.num_disagreements = 0
+        self._tag = TAG
         self._has_launched = False
         self._watch = Watch(group, self.ranks, self.rank)
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
@@ -116,8 +121,18 @@ class ProcessGroupCommunicator:
     def flight(self) -> Flight:
         group = self._reference() or self._group  # which raises
         if self.backend == "gloo":
-            return PostedFlight(group, self.ranks, self._watch)
+            return PostedFlight(group, self.ranks, self._watch, self._tag)
         return BatchedFlight(group, self._meet)
+
+    def apart(self, tag: int) -> Communicator:
+        found = copy(self)
+        found._tag = tag
+        return found
+
+    def early_flight(self, tag: int) -> EarlyFlight | None:
+        if self.backend != "gloo":
+            return None
+        return PostedFlight(self._group, self.ranks, self._watch, tag)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         all_gather_single(output, mine, group=self._group)
@@ -131,10 +146,10 @@ class ProcessGroupCommunicator:
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         dist.broadcast(tensor, group=self._group, group_src=self.ranks.group_rank(source))
 
-    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
         if len(self.ranks) == 1:
-            return [digest]
-        return self._roll_call.compare(self._group, digest, timeout=timeout)
+            return lambda: [digest]
+        return self._roll_call.start(self._group, digest, timeout=timeout)
 
     def tell(self, problem: Exception) -> None:
         self._watch.tell(problem)

@@ -78,7 +78,10 @@ class GroupRanks:
         """Global rank at a position of the group."""
         if not 0 <= group_rank < len(self.ranks):
             raise ArgumentValueError(
-                "group rank", expected=f"0 to {len(self.ranks) - 1}", got=group_rank
+                "group rank",
+                expected=f"0 to {len(self.ranks) - 1}",
+                got=group_rank,
+                fix="It is a position in the group, and no global rank.",
             )
         return self.ranks[group_rank]
 

@@ -56,9 +56,7 @@ def add_to(result: torch.Tensor, addend: torch.Tensor, op: ReduceOp) -> None:
         result.mul_(addend)
     else:
         pick = torch.maximum if op == "max" else torch.minimum
-        result.copy_(pick(result, addend)) if result.numel() == 1 else pick(
-            result, addend, out=result
-        )
+        pick(result, addend, out=result)
 
 
 def reduce_into(

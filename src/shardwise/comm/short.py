@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from shardwise.comm.agreement import Agreeing
     from shardwise.comm.communicator import Communicator, Flight
     from shardwise.geometry import ReduceOp
     from shardwise.transfer import RankProgram
@@ -122,11 +123,22 @@ def run_short(
     shards: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     members: Communicator,
+    agreeing: Agreeing | None = None,
 ) -> None:
-    """Fills the outputs, which are contiguous and, as the shards, where messages leave."""
+    """Fills the outputs, which are contiguous and, as the shards, where messages leave.
+
+    `agreeing` as in `execute`: what it is about is reached before anything else is waited for.
+    """
     held = (shards, outputs)
+    early = None
+    if agreeing is not None:
+        early = agreeing.flight()
+        if early is None:
+            agreeing.reach()
+        if early is None or len(short.rounds) > 1:
+            members = agreeing.apart
     for receives, sends, copies, sums in short.rounds:
-        flight = members.flight()
+        flight = members.flight() if early is None else early
         landings: list[torch.Tensor] = []
         is_staged = False
         for peer, shape, spot, is_direct in receives:
@@ -149,6 +161,10 @@ def run_short(
             target, source = outputs[to], held[is_target][shard]
             target = target if there is None else target[there]
             target.copy_(source if region is None else source[region])
+        if early is not None:
+            assert agreeing is not None
+            agreeing.reach(early)
+            early = None
         for one in sums:
             _add_up(one, held, landings, flight, short.op)
         if is_staged:

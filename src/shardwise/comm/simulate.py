@@ -13,12 +13,13 @@ import traceback
 from collections import defaultdict, deque
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.comm.communicator import Flight, simulated_rank
+from shardwise.comm.communicator import Communicator, Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
@@ -218,6 +219,7 @@ class SimulatedCommunicator:
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.num_disagreements = 0
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 
     @property
@@ -234,6 +236,12 @@ class SimulatedCommunicator:
     def flight(self) -> Flight:
         return _SimulatedFlight(self._world, self.rank, self.ranks, self._key)
 
+    def apart(self, tag: int) -> Communicator:
+        return self
+
+    def early_flight(self, tag: int) -> None:
+        """Nobody waits for digests: one rank runs at a time."""
+
     # -- collectives --------------------------------------------------------------------------
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
@@ -248,9 +256,8 @@ class SimulatedCommunicator:
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         # As a reduce-scatter and an all-gather of even parts.
-        count, size = len(self.ranks), tensor.numel()
+        count, size, mine = len(self.ranks), tensor.numel(), self.ranks.group_rank(self.rank)
         for k, peer in enumerate(self.ranks):
-            mine = self.ranks.group_rank(self.rank)
             for part in (k, mine):
                 elements = (part + 1) * size // count - part * size // count
                 self._world.traffic.add(self.rank, peer, elements * tensor.element_size())
@@ -274,7 +281,10 @@ class SimulatedCommunicator:
 
     # -- agreement ----------------------------------------------------------------------------
 
-    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+        return partial(self._compare, digest)
+
+    def _compare(self, digest: bytes) -> list[bytes]:
         try:
             return self._meet("compare", digest)
         except _Deadlock:

@@ -14,7 +14,6 @@ the wait for it does not end.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store
-from shardwise.comm.flights import TAG
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ __all__ = ["Watch"]
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
 # Of messages that nobody sends. gloo has connections of their own for every network interface, and
-# chooses by the tag: these go where those of flights go, among up to 16.
-_TAG = TAG + math.lcm(*range(1, 17))
+# chooses by the tag: so many in a row reach all connections.
+_TAGS = range(0x5A60, 0x5A60 + 16)
 _LONGEST = 2000  # characters of a notice
 
 
@@ -56,6 +54,7 @@ class Watch:
         self.has_notice = False  # whether what it has told still stands
         self._is_watched = False
         self._waits_since: float | None = None
+        self._is_in_vain = False  # whether the others know that this wait is
         # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
         # thread is never the last to hold a group, or its store, whose end may take minutes.
         self._lock = threading.Lock()
@@ -88,6 +87,9 @@ class Watch:
         finally:
             with self._lock:
                 self._waits_since = None
+        if self._is_in_vain:  # it was not: the rank that had raised came later
+            self._is_in_vain = False
+            self._write("waits", "")
 
     def explain(self, error: RuntimeError) -> None:
         """Raises what another rank has told, if a connection broke because of that."""
@@ -106,6 +108,7 @@ class Watch:
             since = self._waits_since
             waited = 0.0 if since is None else time.monotonic() - since
             if waited >= _PATIENCE and self._notice() is not None:
+                self._is_in_vain = True
                 self._write("waits", "in vain")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
                     self._close()
@@ -114,9 +117,10 @@ class Watch:
         group = self._group()
         for rank in self._ranks:
             if group is not None and rank != self._rank:
-                with suppress(RuntimeError):  # gloo closes a connection when a wait times out
-                    never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), _TAG)
-                    never.wait(timedelta(milliseconds=1))
+                for tag in _TAGS:
+                    with suppress(RuntimeError):  # gloo closes a connection when a wait times out
+                        never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), tag)
+                        never.wait(timedelta(milliseconds=1))
 
     def _notice(self) -> str | None:
         """What another rank has told that raised more often than this one."""

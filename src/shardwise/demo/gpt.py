@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -181,8 +182,8 @@ def mixed(config: Config, world_size: int) -> ShardingPlan:
 
 
 def uneven(config: Config, world_size: int) -> ShardingPlan:
-    """Tensor parallel with parts of different sizes; the third rank has none."""
-    shares = [3, 1, 0, 2][:world_size]
+    """Tensor parallel with parts of different sizes; the third of every four ranks has none."""
+    shares = list(islice(cycle((3, 1, 0, 2)), world_size))
     hidden, words = _shared(4 * config.width, shares), _shared(config.vocabulary, shares)
     return _by_heads(_heads(config, shares), f", sizes={hidden}", f", sizes={words}")
 

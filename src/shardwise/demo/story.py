@@ -254,10 +254,11 @@ def check_converted(folder: Path) -> None:
     model = GPT(Config(vocabulary=len(Text().letters)))
     path = folder / "checkpoint"
     shardwise.checkpoint.load({"model": model}, path, strict=False, process_group=ALONE)
-    found = load_file(folder / "huggingface" / "model.safetensors")
-    for name, tensor in model.state_dict().items():
-        if name in found and not torch.equal(found[name], tensor):
-            raise AssertionError(f"{name} was converted wrongly")
+    found, expected = load_file(folder / "huggingface" / "model.safetensors"), model.state_dict()
+    wrong = found.keys() ^ expected.keys()
+    wrong |= {name for name in found.keys() - wrong if not torch.equal(found[name], expected[name])}
+    if wrong:
+        raise AssertionError(f"converted wrongly: {', '.join(sorted(wrong))}")
 
 
 def _summary(

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from shardwise._torch_compat import has_default_shard_order, wait_for_local
 from shardwise.comm.agreement import heard_by_all
-from shardwise.comm.differentiable import scale_terms
 from shardwise.comm.process_group import communicator
+from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError
 from shardwise.interop.mesh_layouts import (
     find_placements,

@@ -15,14 +15,12 @@ from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.geometry import Layout
 
-__all__ = ["check_can_fill", "count_writes", "parameters_by_key", "places_of", "room_for"]
-
-_CPU = torch.device("cpu")
+__all__ = ["check_can_fill", "parameters_by_key", "places_of", "room_for"]
 
 
 def check_can_fill(name: str, tensor: torch.Tensor, rank: int) -> None:
@@ -52,8 +50,8 @@ def room_for(
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if isinstance(parameter, ShardedTensor) and shape:  # sums over a dim, say: on every rank
         return promote(torch.empty_like(whole, device=parameter.device), members)
-    is_count = parameter is None or key == "step"  # which torch puts where it wants it
-    device = _CPU if is_count or parameter is None else parameter.device
+    # A count is nobody's: torch puts it where it wants it.
+    device = "cpu" if parameter is None or key == "step" else parameter.device
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -80,10 +78,3 @@ def places_of(into: torch.Tensor, members: Communicator) -> tuple[Layout, Sequen
     if isinstance(into, ShardedTensor):
         return into._state.layout, into._state.shards
     return replicated(tuple(into.shape), tuple(sorted(members.ranks))), [into.detach()]
-
-
-def count_writes(tensors: Iterable[torch.Tensor]) -> None:
-    """Tells autograd of tensors whose memory was written behind its back."""
-    for tensor in tensors:
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)

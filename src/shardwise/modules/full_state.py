@@ -70,8 +70,9 @@ def full_state_dict(
             advance(sum(move.nbytes for move in step))
     if members.rank not in receivers:
         return {}
-    found: dict[str, Any] = _in_one_piece(tree, full)
-    return found
+    if optimizer is None:
+        return _in_one_piece(tree, full)
+    return {key: _in_one_piece(part, full) for key, part in tree.items()}
 
 
 def _state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _agreed_moves(
     return list(moves.values())
 
 
-def _in_one_piece(tree: Any, full: dict[int, torch.Tensor]) -> Any:
+def _in_one_piece(state: dict[str, Any], full: dict[int, torch.Tensor]) -> dict[str, Any]:
     """The same, with full tensors in place of sharded ones, and copies of all else."""
 
     def copied(leaf: Any) -> Any:
@@ -118,12 +119,9 @@ def _in_one_piece(tree: Any, full: dict[int, torch.Tensor]) -> Any:
             full[id(leaf)] = leaf.detach().to(_CPU, copy=True)
         return full[id(leaf)]
 
-    def with_versions(one: Any) -> Any:
-        made = tree_map(copied, one)
-        if hasattr(one, "_metadata"):  # of modules, by which they load older states
-            made._metadata = copy.deepcopy(one._metadata)
-        return made
-
-    if hasattr(tree, "_metadata"):
-        return with_versions(tree)
-    return {key: with_versions(part) for key, part in tree.items()}
+    made: Any = tree_map(copied, state)
+    versions = getattr(state, "_metadata", None)  # of modules, by which they load older states
+    if versions is not None:
+        made._metadata = copy.deepcopy(versions)
+    found: dict[str, Any] = made
+    return found

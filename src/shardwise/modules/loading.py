@@ -16,16 +16,11 @@ import torch
 from shardwise._torch_compat import shares_memory, tree_map
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
+from shardwise.comm.differentiable import count_writes
 from shardwise.comm.executor import execute_all
 from shardwise.comm.load import Transfer
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LoadError
-from shardwise.modules.filling import (
-    check_can_fill,
-    count_writes,
-    parameters_by_key,
-    places_of,
-    room_for,
-)
+from shardwise.modules.filling import check_can_fill, parameters_by_key, places_of, room_for
 from shardwise.modules.group import check_group, group_of
 from shardwise.modules.state_trees import joined, named_tensors
 from shardwise.sharded_optim.incompatible_keys import IncompatibleKeys
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["load_full_state_dict"]
 
 _LEAST = 1 << 26  # bytes of a step: small tensors go together
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ def load_full_state_dict(
     model's hooks on loading do not run.
     """
     members = group_of(model, process_group)
-    own: dict[str, Any] = model.state_dict(keep_vars=True)
+    own = _own_state(model)
     is_source = _agreed_source(own, state_dict, src_rank, members, optimizer, strict, max_bytes)
     told = members.gather_objects(_outlined(state_dict) if is_source else None)
     outline: Any = told[src_rank]
@@ -118,6 +112,12 @@ def load_full_state_dict(
     if optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return keys
+
+
+def _own_state(model: nn.Module) -> dict[str, Any]:
+    """What can be loaded: tensors and extra state, but not what hooks may add to a state dict."""
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    return {k: one for k, one in state.items() if isinstance(one, torch.Tensor) or _is_extra(k)}
 
 
 def _is_extra(key: str) -> bool:

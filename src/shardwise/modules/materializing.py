@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from shardwise.comm.agreement import agree
-from shardwise.comm.process_group import communicator
+from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.errors import ArgumentValueError
+from shardwise.modules.group import group_of
 from shardwise.modules.replacing import put_in_place
+from shardwise.modules.state_trees import joined
 from shardwise.sharded_tensor.distributing import as_replicated
+from shardwise.sharded_tensor.seeds import get_rng_state
 from shardwise.sharded_tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["materialize"]
 
+_END = "the end of materialize"  # where ranks meet again, whatever happened on some of them
 _FIX = (
     "Write them in the module's reset_parameters(), or pass init=, a function of a module that "
     "does; or compute them on a real device in __init__: with torch.device('cpu'): ..."
@@ -53,9 +56,10 @@ def materialize(
     that have data keep it, unless they are in a module that is reset.
 
     A tensor that nobody writes raises on all ranks. That is so for buffers that `__init__`
-    computes, since on the meta device nothing is computed.
+    computes, since on the meta device nothing is computed. What raises on one rank while values
+    are made raises on all.
     """
-    members = _members(model, process_group)
+    members = group_of(model, process_group)
     bare = _on_meta(model)
     problem: Exception | None = None
     try:
@@ -67,8 +71,10 @@ def materialize(
     agree("materialize", values, group=members, problem=problem)
     home = members.wire_device if device is None else torch.device(device)
     _make_room(model, bare, home)
+    if bare:
+        get_rng_state(process_group=members)  # so that the seed is not exchanged half-way
     marks = [mark for one in bare for mark in _marked(one)]
-    with _stand_ins(bare, members):
+    with heard_by_all(_END, members, hot=False), _stand_ins(bare, members):
         if init is not None:
             model.apply(init)
         else:
@@ -90,22 +96,13 @@ class _Bare(NamedTuple):
         return found
 
 
-def _members(model: nn.Module, process_group: ProcessGroup | None) -> Communicator:
-    """The group of the sharded tensors, if there are any."""
-    if process_group is None:
-        for tensor in (*model.parameters(), *model.buffers()):
-            if isinstance(tensor, ShardedTensor):
-                return tensor._state.comm
-    return communicator(process_group)
-
-
 def _on_meta(model: nn.Module) -> list[_Bare]:
     found = []
     for path, module in model.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, tensor in own:
             if tensor.is_meta:
-                found.append(_Bare(f"{path}.{name}" if path else name, module, name))
+                found.append(_Bare(joined(path, name), module, name))
     return found
 
 
@@ -256,4 +253,4 @@ def _check_written(marks: Sequence[_Mark], members: Communicator) -> None:
             got=f"{len(names)} that neither reset_parameters nor init has written",
             fix=_FIX,
         )
-    agree("the end of materialize", {}, group=members, problem=problem)
+    agree(_END, {}, group=members, problem=problem)

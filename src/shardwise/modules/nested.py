@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,9 @@ def _like_mapping(value: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     """A mapping of the same kind: a defaultdict keeps its default."""
     if type(value) is dict:
         return changed
-    made: Any = copy.copy(value)
+    if not isinstance(value, MutableMapping):
+        kind: Any = type(value)
+        return kind(changed)
+    made = copy.copy(value)
     made.update(changed)
     return made

@@ -8,19 +8,20 @@ import torch
 from torch import nn
 
 from shardwise._torch_compat import can_swap
+from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import should_check
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.modules.group import group_of
 from shardwise.modules.plan_hooks import add_plan_hooks, remove_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
+from shardwise.modules.sharding import check_plan
 from shardwise.sharded_optim.state_tensors import promote, state_moves
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.reshard_target import target_of
 from shardwise.sharded_tensor.state import check_requires_grad
 from shardwise.sharded_tensor.tensor import ShardedTensor
 from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
-from shardwise.sharding_plan.api import ShardingPlan
 from shardwise.sharding_plan.matching import match
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.modules.replacing import Owner
     from shardwise.sharded_tensor.reshard_target import ReshardTarget
+    from shardwise.sharding_plan.api import ShardingPlan
     from shardwise.sharding_plan.matching import Matched
     from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -73,15 +75,16 @@ def reshard_module(
     [(True, (6, 1)), (True, (6, 3))]
     """
     members = group_of(model, process_group)
-    optimizers = _listed(optimizer)
     named = _named_tensors(model)
-    matched, targets = _agreed(model, plan, named, members)
-    for one in matched.targets:
+    matched, targets = _agreed(
+        model, plan, named, members, optimizer=optimizer, max_bytes=max_bytes
+    )
+    for one in matched.tensors:
         if not isinstance(one.tensor, ShardedTensor):
             _promote_in_place(one.tensor, owners_of(model, one.names), members)
     named = _named_tensors(model)
     tensors: dict[str, Any] = {name: named[name] for name in targets}
-    for each in optimizers:
+    for each in _listed(optimizer):
         state, where = state_moves(each, named, targets)
         tensors |= state
         targets |= where
@@ -108,17 +111,21 @@ def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
 
 
 def _agreed(
-    model: nn.Module, plan: ShardingPlan, named: Mapping[str, torch.Tensor], members: Communicator
+    model: nn.Module,
+    plan: ShardingPlan,
+    named: Mapping[str, torch.Tensor],
+    members: Communicator,
+    *,
+    optimizer: Optimizers,
+    max_bytes: int | None,
 ) -> tuple[Matched, dict[str, ReshardTarget]]:
     """What the plan means, and where each tensor goes; alike on all ranks."""
     problem: Exception | None = None
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"max_bytes": max_bytes}
     targets: dict[str, ReshardTarget] = {}
     try:
-        if not isinstance(plan, ShardingPlan):
-            raise ArgumentTypeError(
-                "plan of reshard_module", expected="a ShardingPlan", got=type(plan).__name__
-            )
+        check_plan(plan, "reshard_module")
+        values["optimizers"] = [type(one) for one in _listed(optimizer)]
         device = next((tensor.device.type for tensor in named.values()), "cpu")
         matched = match(plan, model, list(members.ranks), device)
         _check_no_sharders(matched, members.rank)
@@ -126,12 +133,15 @@ def _agreed(
         values["return_local_tensor"] = matched.locals
         values["input_plan"] = matched.inputs
         name_of = {id(tensor): name for name, tensor in named.items()}
-        for one in matched.targets:
+        for one in matched.tensors:
             name = name_of[id(one.tensor)]
             targets[name] = _target(name, one.tensor, one.spec, members)
             values[f"target layout of {name!r}"] = targets[name].layout
             if not isinstance(one.tensor, ShardedTensor) and should_check(hot=True):
                 values[f"data of {name!r}"] = digest(one.tensor)
+        if max_bytes is not None:
+            largest = max((named[name].dtype.itemsize for name in targets), default=1)
+            whole_number(max_bytes, "max_bytes", least=largest)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     agree("reshard_module", values, group=members, problem=problem)

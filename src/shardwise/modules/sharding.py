@@ -12,11 +12,7 @@ from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree, agreed_numbers
 from shardwise.comm.checks import should_check
 from shardwise.comm.process_group import communicator
-from shardwise.errors import (
-    AbsentNameError,
-    ArgumentTypeError,
-    ArgumentValueError,
-)
+from shardwise.errors import AbsentNameError, ArgumentTypeError, ArgumentValueError
 from shardwise.modules.plan_hooks import add_plan_hooks
 from shardwise.modules.replacing import owners_of, put_in_place
 from shardwise.sharded_tensor.distributing import digest
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.sharder import Sharder
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["shard_module", "shard_parameter"]
+__all__ = ["check_plan", "shard_module", "shard_parameter"]
 
 _LEAST_STEP = 1 << 24  # bytes of a model that go in one exchange anyway
 
@@ -225,25 +221,15 @@ def _prepare(
         raise ArgumentTypeError(
             "module of shard_module", expected="a torch.nn.Module", got=type(module).__name__
         )
-    if not isinstance(plan, ShardingPlan):
-        raise ArgumentTypeError(
-            "plan of shard_module",
-            expected="a ShardingPlan",
-            got=type(plan).__name__,
-            fix="Pass planner.build_plan(module)."
-            if isinstance(plan, ShardingPlanner)
-            else "E.g. shardwise.ShardingPlan({'fc1.weight': shardwise.chunk(0)}).",
-        )
+    check_plan(plan, "shard_module")
     matched = match(plan, module, tuple(members.ranks), members.wire_device.type)
     items = [
         _Item(
-            target.names[0],
-            _checked(
-                target.tensor, target.spec, members, src_rank=src_rank, name=repr(target.names[0])
-            ),
-            owners_of(module, target.names),
+            one.names[0],
+            _checked(one.tensor, one.spec, members, src_rank=src_rank, name=repr(one.names[0])),
+            owners_of(module, one.names),
         )
-        for target in matched.targets
+        for one in matched.tensors
     ]
     if max_bytes is not None:
         largest = max((item.full.tensor.dtype.itemsize for item in items), default=1)
@@ -251,13 +237,26 @@ def _prepare(
     compared = _compared(matched) | {"max_bytes": max_bytes}
     if should_check(hot=True):
         compared |= _digests(module, items, src_rank)
-    # Without the targets, which would hold what has gone.
-    return _Prepared(items, replace(matched, targets=()), compared)
+    # Without the tensors, since it would hold what has gone.
+    return _Prepared(items, replace(matched, tensors=()), compared)
+
+
+def check_plan(plan: object, call: str) -> None:
+    """Raises unless the plan of this call is one; a planner has to make it first."""
+    if not isinstance(plan, ShardingPlan):
+        raise ArgumentTypeError(
+            f"plan of {call}",
+            expected="a ShardingPlan",
+            got=type(plan).__name__,
+            fix="Pass planner.build_plan(module)."
+            if isinstance(plan, ShardingPlanner)
+            else "E.g. shardwise.ShardingPlan({'fc1.weight': shardwise.chunk(0)}).",
+        )
 
 
 def _compared(matched: Matched) -> dict[str, object]:
     return {
-        "tensors": [target.names for target in matched.targets],
+        "tensors": [one.names for one in matched.tensors],
         "sharders": [(path, type(sharder)) for path, sharder in matched.sharders],
         "output_plan": matched.outputs,
         "return_local_tensor": matched.locals,

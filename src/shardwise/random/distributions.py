@@ -17,11 +17,7 @@ from shardwise.arguments import real_number, whole_number
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, GeometryError
 from shardwise.geometry import Box
 from shardwise.geometry.box import as_shape
-from shardwise.random.arrays import (
-    Array,
-    as_dtype,
-    library,
-)
+from shardwise.random.arrays import Array, as_dtype, library
 from shardwise.random.elementary import exp64, log64, tangent64
 from shardwise.random.fill import fill_by_words
 from shardwise.random.key import Key
@@ -45,8 +41,7 @@ __all__ = [
 ]
 
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-_FULL_FLOATS = {torch.float32, torch.float64}
-_FLOATS = _FULL_FLOATS | {torch.float16, torch.bfloat16}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _INTEGERS = {
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -69,7 +64,7 @@ def fill_uniform_(
     """
     sizes = _checked(tensor, box, shape, key, _FLOATS | _COMPLEX)
     dtype = tensor.dtype.to_real()
-    least, most = _range_inside(dtype, low, high, has_end=False)
+    least, most = _range_inside(dtype, low=low, high=high, has_end=False)
     start = _rounded(low, _computed_in(dtype))
     span = _rounded(float(high) - float(low), _computed_in(dtype))
     if not all(map(math.isfinite, (span, _rounded(low, dtype), _rounded(high, dtype)))):
@@ -133,7 +128,7 @@ def fill_trunc_normal_(
     """
     sizes = _checked(tensor, box, shape, key, _FLOATS)
     centre, spread = _mean_and_std(mean, std)
-    least, most = _range_inside(tensor.dtype, a, b, has_end=True)
+    least, most = _range_inside(tensor.dtype, a=a, b=b, has_end=True)
     if spread == 0.0:
         _fill_constant(tensor, min(max(centre, least), most))
         return tensor
@@ -377,22 +372,22 @@ def _positive(value: float, name: str) -> float:
     return number
 
 
-def _range_inside(
-    dtype: torch.dtype, low: float, high: float, *, has_end: bool
-) -> tuple[float, float]:
-    """The least and the largest number of `dtype` in [low, high), or [low, high] if `has_end`."""
-    first, last = real_number(low, "low"), real_number(high, "high")
+def _range_inside(dtype: torch.dtype, *, has_end: bool, **ends: float) -> tuple[float, float]:
+    """The least and the largest number of `dtype` from one of two `ends` to the other.
+
+    With the other, if `has_end`. They have the names that the caller knows them by.
+    """
+    (low, first), (high, last) = [(name, real_number(end, name)) for name, end in ends.items()]
+    what, got = f"{low} and {high}", f"{ends[low]} and {ends[high]}"
     if not first < last:
-        raise ArgumentValueError("low and high", expected="low < high", got=f"{low} and {high}")
+        raise ArgumentValueError(what, expected=f"{low} < {high}", got=got)
     least, most = _rounded(first, dtype), _rounded(last, dtype)
     if least < first:
         least = _next(least, math.inf, dtype)
     if most > last or (most == last and not has_end):
         most = _next(most, -math.inf, dtype)
     if least > most:
-        raise ArgumentValueError(
-            "low and high", expected=f"a range that holds a {dtype} number", got=f"{low} and {high}"
-        )
+        raise ArgumentValueError(what, expected=f"a range that holds a {dtype} number", got=got)
     return least, most
 
 

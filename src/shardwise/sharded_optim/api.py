@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -88,26 +89,28 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if "_optim" not in vars(self):  # torch's own __init__ asks
             super().add_param_group(param_group)
             return
-        named = self._named(param_group["params"])
-        taken = [name for name in named if name in self.named_params]
+        pairs = self._named(param_group["params"])
+        named = dict(pairs)
+        counts = Counter([*self.named_params, *(name for name, _ in pairs)])
+        taken = [name for name in named if counts[name] > 1]
         if taken:
             raise ArgumentValueError(
                 "params of add_param_group",
-                expected="names that the optimizer has not yet",
+                expected="names that the optimizer has not yet, each once",
                 got=", ".join(taken[:5]),
             )
         self._optim.add_param_group({**param_group, "params": list(named.values())})
         self.named_params |= named
 
-    def _named(self, params: Any) -> dict[str, torch.Tensor]:
+    def _named(self, params: Any) -> list[tuple[str, torch.Tensor]]:
         if isinstance(params, Mapping):
-            return dict(params)
+            return list(params.items())
         listed = [params] if isinstance(params, torch.Tensor) else list(params)
         number = len(self.param_groups)
-        return dict(
+        return [
             one if isinstance(one, tuple) else (f"param_groups.{number}.{k}", one)
             for k, one in enumerate(listed)
-        )
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with names in place of numbers. Nothing is gathered."""

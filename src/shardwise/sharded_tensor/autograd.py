@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.differentiable import merge_terms, spread_terms
+from shardwise.comm.term_gradients import merge_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.state import Seen, check_requires_grad

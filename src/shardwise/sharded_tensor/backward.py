@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.differentiable import Exchange, exchange, scale_terms
+from shardwise.comm.differentiable import Exchange, exchange
+from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.geometry import Layout
 from shardwise.sharded_tensor.autograd import gradient_state

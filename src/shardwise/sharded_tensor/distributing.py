@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.arguments import whole_numbers
-from shardwise.comm.agreement import agree, agreed_numbers
+from shardwise.comm.agreement import agree, agreed_numbers, start_agreeing
 from shardwise.comm.checks import should_check
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
@@ -18,7 +18,7 @@ from shardwise.sharded_tensor.factories import state_of_pieces
 from shardwise.sharded_tensor.plain_tensors import check_strided, checked_plain
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated
-from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, is_source, scatter
+from shardwise.sharded_tensor.scattering import SEED_PHRASES, checked_full, is_source, scatter_one
 from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
@@ -67,9 +67,12 @@ def distribute(
             values["data"] = digest(tensor)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    agree("distribute", values, group=members, problem=problem, phrases=SEED_PHRASES)
+    # The data fly beside what is compared. [Note: early messages] in `comm/agreement.py`
+    agreeing = start_agreeing(
+        "distribute", values, group=members, problem=problem, phrases=SEED_PHRASES
+    )
     with logged_phase("distributing", full.nbytes, members):
-        return scatter([full], members, src_rank=src_rank)[0]
+        return scatter_one(full, members, src_rank=src_rank, agreeing=agreeing)
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from shardwise.comm.fetching import ask, fetch
+from shardwise.comm.asking import ask
+from shardwise.comm.fetching import fetch
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Box, Layout
 from shardwise.sharded_tensor.implicit import settle
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
-    from shardwise.comm.fetching import Asks
+    from shardwise.comm.row_ways import Asks
     from shardwise.sharded_tensor.state import State
 
 __all__ = [
@@ -159,7 +160,15 @@ def fetched_rows(
     adds = table.requires_grad and torch.is_grad_enabled()
     by_ask = dict(zip(ids.own, [one.rows for one in found], strict=True))
     rows = list(by_ask.values())
-    asked = ask(table.layout, ids.asks, rows, table.comm, adds=adds, what=func.__name__)
+    asked = ask(
+        table.layout,
+        ids.asks,
+        rows,
+        table.comm,
+        device=table.device,
+        adds=adds,
+        what=func.__name__,
+    )
     fetched = fetch(asked, table.carriers)
     by_number = dict(zip(by_ask, fetched, strict=True)) if by_ask else {}
     return [by_number[number] for number in ids.own], fetched[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shardwise.comm.fetching import gather_ragged
+from shardwise.comm.swapping import gather_ragged
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, OutOfRangeError
 from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.usable import check_writable

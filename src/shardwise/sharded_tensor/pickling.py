@@ -19,16 +19,12 @@ from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.errors import LoadError, NotInitializedError
 from shardwise.geometry import Box
+from shardwise.geometry.plain_layouts import layout_from_plain, plain_layout
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.state import LooseState, State
 from shardwise.sharded_tensor.tensor import ShardedTensor, ShardedTensorBase, user_attributes, wrap
 from shardwise.sharding_spec.on_device import on_device
-from shardwise.sharding_spec.plain import (
-    layout_from_plain,
-    plain_layout,
-    plain_spec,
-    spec_from_plain,
-)
+from shardwise.sharding_spec.plain import plain_spec, spec_from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

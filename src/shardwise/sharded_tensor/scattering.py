@@ -22,11 +22,12 @@ from shardwise.sharding_spec.spec import ShardingSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardwise.comm.agreement import Agreeing
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Carriers, Exchange
     from shardwise.geometry import Layout
 
-__all__ = ["SEED_PHRASES", "Full", "checked_full", "is_source", "on_meta", "scatter"]
+__all__ = ["SEED_PHRASES", "Full", "checked_full", "is_source", "on_meta", "scatter", "scatter_one"]
 
 # What callers of the seed look for in the message when ranks differ.
 SEED_PHRASES = {
@@ -112,11 +113,22 @@ def scatter(
     jobs = [_job(full, members, src_rank) for full in fulls]
     with torch.no_grad():
         held = [_held(full, job) for full, job in zip(fulls, jobs, strict=True)]
-        if len(fulls) == 1 and max_bytes is None:  # as a reshard, which takes the short way
-            moved = [exchange(jobs[0], held[0])]
-        else:
-            moved = _moved_together(jobs, held, members, max_bytes)
+        moved = _moved_together(jobs, held, members, max_bytes)
     return [_made(full, carriers, members) for full, carriers in zip(fulls, moved, strict=True)]
+
+
+def scatter_one(
+    full: Full,
+    members: Communicator,
+    *,
+    src_rank: int | None,
+    agreeing: Agreeing | None,
+) -> ShardedTensor:
+    """The same of one tensor; `agreeing` is still under way."""
+    job = _job(full, members, src_rank)
+    with torch.no_grad():
+        moved = exchange(job, _held(full, job), agreeing=agreeing)
+    return _made(full, moved, members)
 
 
 def _moved_together(

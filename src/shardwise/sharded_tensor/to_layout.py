@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from shardwise.comm.agreement import agree, heard_by_all
-from shardwise.comm.differentiable import make_tie, scale_terms
+from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
+from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, ShardwiseError
 from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.autograd import carriers_for, gradient_state

@@ -12,8 +12,8 @@ from shardwise.errors import ShardingPlanError
 from shardwise.sharders.cuts import Columnwise, Fused, Rowwise
 from shardwise.sharders.text import (
     balanced,
+    check_output,
     checked_numbers,
-    checked_output,
     spec_words,
     tensor_of,
 )
@@ -48,7 +48,7 @@ class MLP(PlanSharder):
         object.__setattr__(self, "up", tuple(names))
         object.__setattr__(self, "fused", whole_number(self.fused, "MLP.fused", least=1))
         object.__setattr__(self, "ranks", checked_numbers(self.ranks, "MLP.ranks"))
-        checked_output(self.output, "MLP")
+        check_output(self.output, "MLP")
 
     def plan(self, module: nn.Module, ranks: Sequence[int]) -> ShardingPlan:
         into: Sharder = Columnwise(ranks=self.ranks)
@@ -91,8 +91,12 @@ class Attention(PlanSharder):
     ranks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, whole_number(given, f"Attention.{name}", least=1))
         object.__setattr__(self, "ranks", checked_numbers(self.ranks, "Attention.ranks"))
-        checked_output(self.output, "Attention")
+        check_output(self.output, "Attention")
 
     def plan(self, module: nn.Module, ranks: Sequence[int]) -> ShardingPlan:
         over = tuple(ranks) if self.ranks is None else tuple(self.ranks)

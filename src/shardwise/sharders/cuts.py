@@ -16,8 +16,8 @@ from shardwise.arguments import is_whole_number, whole_number
 from shardwise.errors import ShardingPlanError
 from shardwise.sharders.text import (
     balanced,
+    check_output,
     checked_numbers,
-    checked_output,
     spec_words,
     tensor_of,
 )
@@ -182,7 +182,7 @@ class Fused(PlanSharder):
 def _check(sharder: Any) -> None:
     """Checks the arguments that sharders have in common, and makes tuples of lists."""
     name = type(sharder).__name__
-    checked_output(sharder.output, name)
+    check_output(sharder.output, name)
     for key in ("ranks", "sizes"):
         if hasattr(sharder, key):
             object.__setattr__(
@@ -213,7 +213,7 @@ def _dim(sharder: Any, module: nn.Module, ndim: int, *, gives: bool) -> int:
     """The dim of the weight that has the features that the module gives, or reads."""
     if sharder.dim is not None:
         return whole_number(sharder.dim, f"{type(sharder).__name__}.dim", least=-ndim)
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
         return 0 if gives else 1
     is_grouped = isinstance(module, _TRANSPOSED) and module.groups > 1
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag, *_TRANSPOSED)) and not is_grouped:

@@ -11,7 +11,7 @@ from torch import nn
 
 from shardwise.arguments import is_whole_number, whole_number
 from shardwise.errors import PlanTypeError, ShardingPlanError
-from shardwise.sharders.text import checked_numbers, checked_output, spec_words
+from shardwise.sharders.text import check_output, checked_numbers, spec_words
 from shardwise.sharding_plan import PlanSharder, ShardingPlan
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EmbeddingTables(PlanSharder):
                 )
         object.__setattr__(self, "tables", dict(self.tables))
         object.__setattr__(self, "ranks", checked_numbers(self.ranks, "EmbeddingTables.ranks"))
-        checked_output(self.output, "EmbeddingTables")
+        check_output(self.output, "EmbeddingTables")
 
     def plan(self, module: nn.Module, ranks: Sequence[int]) -> ShardingPlan:
         ways = self._ways(module)

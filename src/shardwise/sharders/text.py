@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["balanced", "checked_numbers", "checked_output", "spec_words", "tensor_of"]
+__all__ = ["balanced", "check_output", "checked_numbers", "spec_words", "tensor_of"]
 
 
 def spec_words(word: str, *args: Any, ranks: Sequence[Any] | None, **kwargs: Any) -> str:
@@ -39,18 +39,18 @@ def checked_numbers(values: object, what: str) -> tuple[int, ...] | None:
     return None if values is None else whole_numbers(values, what)
 
 
-def checked_output(output: object, sharder: str) -> str | None:
-    """The text of the spec that a sharder brings its output to, if it is one."""
-    if output is not None and not isinstance(output, str):
+def check_output(output: object, sharder: str) -> None:
+    """Raises unless it is text of the spec that a sharder brings its output to, or None."""
+    if output is None:
+        return
+    if not isinstance(output, str):
         raise PlanTypeError(
             f"{sharder}.output",
             expected="text of a spec, such as 'replicate()', or None",
             got=type(output).__name__,
             fix="Pass None, and the spec in the plan's output_plan.",
         )
-    if output is not None:
-        check_spec_text(output)
-    return output
+    check_spec_text(output)
 
 
 def tensor_of(module: nn.Module, name: str, sharder: str) -> torch.Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwise.sharding_plan.api import ShardingPlan
-    from shardwise.sharding_plan.matching import Matched, Target
+    from shardwise.sharding_plan.matching import Matched, PlannedTensor
 
 __all__ = ["PlanRow", "PlanTable", "explain_plan"]
 
@@ -149,7 +149,7 @@ def _row(
     stays = {rank: now[rank] for rank in now}
     if tensor.is_meta:
         now = dict.fromkeys(now, 0)  # until it is materialised
-    target = next((one for one in matched.targets if one.tensor is tensor), None)
+    planned = next((one for one in matched.tensors if one.tensor is tensor), None)
     sharder = next(
         (type(one).__name__ for path, one in matched.sharders if inside(names[0], path)), None
     )
@@ -161,7 +161,7 @@ def _row(
         now,
         stays,
     )
-    return row if target is None else _planned(row, target, ranks)
+    return row if planned is None else _with_spec(row, planned, ranks)
 
 
 def _held(tensor: torch.Tensor, ranks: tuple[int, ...]) -> dict[int, int]:
@@ -172,11 +172,11 @@ def _held(tensor: torch.Tensor, ranks: tuple[int, ...]) -> dict[int, int]:
     return dict.fromkeys(ranks, tensor.numel() * tensor.element_size())
 
 
-def _planned(row: PlanRow, target: Target, ranks: tuple[int, ...]) -> PlanRow:
+def _with_spec(row: PlanRow, planned: PlannedTensor, ranks: tuple[int, ...]) -> PlanRow:
     # Which device it is on says little here, and would make the text of equal cuts differ.
-    spec = on_device(target.spec, row.shape, "cpu")
-    text = spec_text(spec, ranks=ranks, device="cpu") or type(target.spec).__name__
-    held = spec.layout(row.shape).bytes_per_rank(target.tensor.element_size())
+    spec = on_device(planned.spec, row.shape, "cpu")
+    text = spec_text(spec, ranks=ranks, device="cpu") or type(planned.spec).__name__
+    held = spec.layout(row.shape).bytes_per_rank(planned.tensor.element_size())
     return replace(row, spec=text, after=dict.fromkeys(row.before, 0) | held)
 
 

@@ -116,7 +116,7 @@ def _entry(value: object, field: str) -> Any:
     """A spec as its text; a spec without one and a Sharder as the object."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, arguments),) = value.items()
-        return spec_from_plain(name, dict(arguments))
+        return spec_from_plain(name, arguments)
     if not isinstance(value, str):
         raise PlanTypeError("spec", expected="text", got=type(value).__name__)
     if field == "input_plan" and value in INPUT_WORDS:

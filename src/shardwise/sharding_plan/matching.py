@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
     from shardwise.sharding_plan.api import Meaning, ShardingPlan
 
-__all__ = ["INPUT_WORDS", "Matched", "Target", "inside", "match"]
+__all__ = ["INPUT_WORDS", "Matched", "PlannedTensor", "inside", "match"]
 
 INPUT_WORDS = ("local_rows", "replicated")  # what `input_plan` may say that is no spec
 _INPUTS = '"local_rows", "replicated" or a spec'
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PlannedTensor:
     """A parameter or buffer that is to be sharded: once, also if it has several names."""
 
     names: tuple[str, ...]  # dotted, all that the model has for it: several if it is tied
@@ -63,7 +63,7 @@ class Target:
 class Matched:
     """What a plan means for a module. The plans of `PlanSharder` entries are part of it."""
 
-    targets: tuple[Target, ...]
+    tensors: tuple[PlannedTensor, ...]
     sharders: tuple[tuple[str, Sharder], ...]  # those that have no plan
     outputs: tuple[tuple[str, ShardingSpec], ...]
     locals: tuple[str, ...]  # modules that return the local tensor
@@ -79,7 +79,7 @@ def match(plan: ShardingPlan, module: nn.Module, ranks: Sequence[int], device: s
     reader = _Reader.of(module, tuple(ranks), device)
     reader.read(plan, "")
     matched = Matched(
-        tuple(reader.targets()),
+        tuple(reader.planned()),
         tuple((path, found[0].value) for path, found in reader.sharders.items()),
         tuple(reader.settled(reader.outputs)),
         tuple(path for path, _ in reader.settled(reader.locals)),
@@ -336,7 +336,7 @@ class _Reader:
         for name in names:
             claims.setdefault(name, []).append(_Claim(by, value))
 
-    def targets(self) -> Iterator[Target]:
+    def planned(self) -> Iterator[PlannedTensor]:
         """What the specs are for, once each; adds what is claimed twice to the problems."""
         done: set[int] = set()
         for name, claims in self.specs.items():
@@ -348,7 +348,7 @@ class _Reader:
             done.add(id(tensor))
             tied = tuple(self.tied[id(tensor)])
             self._check_tied(tied, tensor)
-            yield Target(tied, tensor, claims[0].value)
+            yield PlannedTensor(tied, tensor, claims[0].value)
 
     def _check_tied(self, names: tuple[str, ...], tensor: torch.Tensor) -> None:
         """Adds a problem if names of one tensor get specs that differ for it."""

@@ -1,16 +1,16 @@
-"""Specs and layouts as plain values (lists, ints, strings), for files that strangers may read."""
+"""Specs as plain values (lists, ints, strings), for files that strangers may write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardwise._torch_compat import mesh_placement_types, remote_device
-from shardwise.errors import SpecError
-from shardwise.geometry.box import Boxes
-from shardwise.geometry.layout import Layout
+from shardwise.errors import ShardwiseError, SpecError
+from shardwise.geometry.plain_layouts import layout_from_plain, plain_layout
 from shardwise.metadata import ShardMetadata
 from shardwise.sharding_spec.block_cyclic import BlockCyclicShardingSpec
 from shardwise.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
@@ -21,11 +21,12 @@ from shardwise.sharding_spec.fused import FusedShardingSpec
 from shardwise.sharding_spec.grid import GridShardingSpec
 from shardwise.sharding_spec.mesh import MeshShardingSpec
 from shardwise.sharding_spec.replicated import PartialShardingSpec, ReplicatedShardingSpec
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from shardwise.sharding_spec.spec import ShardingSpec
 
-__all__ = ["layout_from_plain", "plain_layout", "plain_spec", "spec_from_plain"]
+__all__ = ["plain_spec", "spec_from_plain"]
 
 _KINDS: dict[str, Any] = {  # name -> class
     kind.__name__: kind
@@ -62,11 +63,21 @@ def plain_spec(spec: ShardingSpec) -> tuple[str, dict[str, Any]] | None:
     return name, {field.name: _plain(getattr(spec, field.name)) for field in fields(_KINDS[name])}
 
 
-def spec_from_plain(name: str, arguments: dict[str, Any]) -> ShardingSpec:
-    """The spec of which `plain_spec` gave these."""
+def spec_from_plain(name: str, arguments: object) -> ShardingSpec:
+    """The spec of which `plain_spec` gave these; a ShardwiseError says what is wrong with them."""
     if name not in _KINDS:
         raise SpecError("saved spec", expected=f"one of {sorted(_KINDS)}", got=repr(name))
-    arguments = dict(arguments)
+    if not isinstance(arguments, Mapping):
+        raise SpecError(f"saved {name}", expected="its arguments by name", got=f"{arguments!r:.60}")
+    try:
+        return _made(name, dict(arguments))
+    except ShardwiseError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SpecError(f"arguments of a saved {name}", got=headline(error)) from error
+
+
+def _made(name: str, arguments: dict[str, Any]) -> ShardingSpec:
     if name == "FixedShardingSpec":
         arguments["layout"] = layout_from_plain(arguments["layout"])
     elif name == "MeshShardingSpec":
@@ -106,28 +117,3 @@ def _mesh_placement(kind: str, *arguments: Any) -> Any:
     if kind not in ("shard", "partial", "replicate"):
         raise SpecError("saved placement of a mesh axis", got=repr(kind))
     return getattr(known, kind)(*arguments)
-
-
-def plain_layout(layout: Layout) -> dict[str, Any]:
-    """The layout as plain values: corners one after another, owners, terms."""
-    return {
-        "shape": list(layout.shape),
-        "starts": layout.boxes.starts.ravel().tolist(),
-        "stops": layout.boxes.stops.ravel().tolist(),
-        "owners": layout.owners.tolist(),
-        "terms": None if layout.terms is None else layout.terms.tolist(),
-        "pending": layout.pending,
-    }
-
-
-def layout_from_plain(plain: dict[str, Any]) -> Layout:
-    """The layout of which `plain_layout` gave this; checked as any other."""
-    size = (len(plain["owners"]), len(plain["shape"]))
-    starts, stops = (np.array(plain[end], np.int64).reshape(size) for end in ("starts", "stops"))
-    return Layout(
-        plain["shape"],
-        Boxes(starts, stops),
-        np.array(plain["owners"], np.int64),
-        terms=None if plain["terms"] is None else np.array(plain["terms"], np.int64),
-        pending=plain["pending"],
-    )

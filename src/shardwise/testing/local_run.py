@@ -16,10 +16,12 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, TypeVarTuple
 
+from shardwise.arguments import is_whole_number
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, RankFailure
 from shardwise.testing.pickling import dumps_call
 from shardwise.testing.rank_pool import Exited, RankHandle, RankPool, is_rank_process, stacks_of
-from shardwise.testing.rank_process import Closed, Raised, Returned, Step, Task, headline
+from shardwise.testing.rank_process import Closed, Raised, Returned, Step, Task
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,12 +105,9 @@ def _check_not_in_a_rank() -> None:
 def _checked_world_size(world_size: SupportsIndex) -> int:
     what = "world_size of run_local"
     fix = "Write: run_local(fn, 2); the arguments of fn follow after it."
-    try:
-        number = None if isinstance(world_size, bool) else operator.index(world_size)
-    except TypeError:
-        number = None
-    if number is None:
+    if not is_whole_number(world_size):
         raise ArgumentTypeError(what, expected="a whole number", got=repr(world_size), fix=fix)
+    number = operator.index(world_size)
     if number < 1:
         raise ArgumentValueError(what, expected="at least 1 rank", got=number, fix=fix)
     return number

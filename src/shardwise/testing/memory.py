@@ -37,7 +37,7 @@ class _Allocations(TorchDispatchMode):
     """Follows the memory of tensors from the op that made it to its end."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types of it
         self.peak = 0
         self._made: dict[int, int] = {}  # storage -> bytes
         self._given: set[int] = set()  # storages that were there before

@@ -80,9 +80,10 @@ def check_op(
     policy: ImplicitComm = "allow",
     seed: int = 0,
 ) -> int:
-    """Raises AssertionError unless the call is right on simulated ranks; bytes sent forward.
+    """Bytes sent forward; raises a RankFailure unless the call is right on simulated ranks.
 
-    Operands in `plain` are given as plain tensors, the same on all ranks.
+    Its cause is an AssertionError that says which piece of what is wrong. Operands in `plain` are
+    given as plain tensors, the same on all ranks.
     """
 
     def on_rank(rank: int) -> int:
@@ -99,7 +100,7 @@ def check_op_here(
     policy: ImplicitComm = "allow",
     seed: int = 0,
 ) -> int:
-    """The same on one rank of a group, all of which call it."""
+    """The same on one rank of a group, all of which call it; raises the AssertionError itself."""
     if len(layouts) != len(sample.shapes):
         raise ArgumentValueError("layouts", expected=f"{len(sample.shapes)}", got=len(layouts))
     full = [_leaf(tensor, sample.has_grad) for tensor in sample.tensors(seed)]
@@ -112,7 +113,7 @@ def check_op_here(
     expected = sample.call(*full)
     with trace(show=False) as sent, implicit_comm(policy), plain_inputs("replicated"):
         found = sample.call(*given)
-    pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
+    pairs = list(zip(tree_leaves(found), tree_leaves(expected), strict=True))
     for number, (one, reference) in enumerate(pairs):
         _check_value(f"output {number}", one, reference)
     if sample.has_grad:
@@ -144,13 +145,17 @@ def _check_gradients(
         for one, reference in pairs
         if isinstance(reference, torch.Tensor) and reference.requires_grad
     ]
+    if not differentiable:
+        raise ArgumentValueError(
+            "has_grad of the Sample",
+            expected="False, as no output has a gradient",
+            got=True,
+            fix="Write: Sample(..., has_grad=False).",
+        )
     for one, _ in differentiable:
         assert one.requires_grad, "the result does not require grad"
-    sum(_weighed(reference) for _, reference in differentiable).backward()  # type: ignore[union-attr]
-    whole = [
-        one.full_tensor() if isinstance(one, ShardedTensor) else one for one, _ in differentiable
-    ]
-    sum(map(_weighed, whole)).backward()  # type: ignore[union-attr]
+    torch.autograd.backward([_weighed(reference) for _, reference in differentiable])
+    torch.autograd.backward([_weighed(_full(one)) for one, _ in differentiable])
     for number, (one, reference) in enumerate(zip(given, full, strict=True)):
         if not reference.requires_grad:
             continue
@@ -171,9 +176,7 @@ def _check_value(what: str, one: Any, reference: Any) -> None:
     assert one.dtype == reference.dtype, f"{what}: {one.dtype} is not {reference.dtype}"
     assert one.shape == reference.shape, f"{what}: {one.shape} is not {reference.shape}"
     if not isinstance(one, ShardedTensor):
-        torch.testing.assert_close(
-            one.detach(), reference, msg=lambda m: f"{what}: {m}", equal_nan=True
-        )
+        torch.testing.assert_close(one.detach(), reference, msg=_about(what), equal_nan=True)
         return
     state = one._state
     if state.layout.pending is not None:
@@ -183,13 +186,13 @@ def _check_value(what: str, one: Any, reference: Any) -> None:
         torch.testing.assert_close(
             shard.detach(),
             reference[box.slices()],
-            msg=lambda m, box=box: f"{what}, {box} on rank {state.rank}: {m}",  # type: ignore[misc]
+            msg=_about(f"{what}, {box} on rank {state.rank}"),
             equal_nan=True,
         )
 
 
-def _leaves(value: Any) -> list[Any]:
-    return tree_leaves(value)
+def _about(what: str) -> Callable[[str], str]:
+    return lambda message: f"{what}: {message}"
 
 
 def _full(value: torch.Tensor) -> torch.Tensor:

@@ -23,9 +23,9 @@ from shardwise.testing.rank_process import (
     Step,
     Task,
     end_with_parent,
-    headline,
     serve,
 )
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from shardwise.settings import forget_settings
 from shardwise.testing.pickling import dumps_result
+from shardwise.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ __all__ = [
     "Step",
     "Task",
     "end_with_parent",
-    "headline",
+    "prefer_loopback",
     "serve",
 ]
 
@@ -244,10 +245,7 @@ def _enter(task: Task, settings: _TorchSettings) -> None:
         LOCAL_RANK=str(task.rank),
         LOCAL_WORLD_SIZE=str(task.world_size),
     )
-    # Without a name gloo looks up the host's own, which need not resolve.
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", min(loopback))
+    prefer_loopback("GLOO_SOCKET_IFNAME")
     if task.cwd is not None:
         os.chdir(task.cwd)
     sys.path[:] = task.sys_path
@@ -261,6 +259,16 @@ def _enter(task: Task, settings: _TorchSettings) -> None:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+
+
+def prefer_loopback(variable: str) -> None:
+    """Names the loopback interface in a variable, unless it names one already.
+
+    Without a name the backend looks up the host's own, which need not resolve.
+    """
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if loopback:
+        os.environ.setdefault(variable, min(loopback))
 
 
 def _join_group(task: Task) -> None:
@@ -293,12 +301,3 @@ def _raised(error: BaseException, verdict: str) -> Raised:
     except Exception:
         pickled = None
     return Raised(f"{verdict}\n{''.join(lines).rstrip()}", pickled)
-
-
-def headline(error: BaseException) -> str:
-    """Type and first line of an exception, even of one that cannot tell its text."""
-    try:
-        lines = str(error).splitlines()
-    except Exception as broken:
-        lines = [f"(its text raised {type(broken).__name__})"]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from shardwise._torch_compat import forget_rpc_groups
+from shardwise.testing.rank_process import prefer_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +24,7 @@ def rpc_workers(rendezvous: str, rank: int, world_size: int) -> Iterator[None]:
     `rendezvous` is a path where no file is yet, the same for all workers. A process has to have the
     same rank each time.
     """
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback:  # without a name TensorPipe looks up the host's own, which need not resolve
-        os.environ.setdefault("TP_SOCKET_IFNAME", min(loopback))
+    prefer_loopback("TP_SOCKET_IFNAME")
     forget_rpc_groups()
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}")
     start: Any = rpc.init_rpc  # not typed

@@ -63,7 +63,7 @@ def assemble(layout: Layout, shards: Mapping[int, Sequence[torch.Tensor]]) -> to
 
     Raises if replicas are not equal bit for bit, or a shard is not of its box's shape.
     """
-    dtype = next(tensor.dtype for held in shards.values() for tensor in held)
+    dtype = next((tensor.dtype for held in shards.values() for tensor in held), None)
     full = torch.zeros(layout.shape, dtype=dtype)
     terms: dict[Box, dict[int, torch.Tensor]] = {}
     position = dict.fromkeys(layout.ranks, 0)

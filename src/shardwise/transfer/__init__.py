@@ -1,7 +1,8 @@
 """Layer 2: from one layout to another. Pure; knows numpy and scipy and nothing of torch."""
 
 from shardwise.transfer.moves import Moves
-from shardwise.transfer.plan import Message, TransferPlan, plan_reshard
+from shardwise.transfer.plan import Message, TransferPlan
+from shardwise.transfer.plan_cache import plan_reshard
 from shardwise.transfer.program import RankProgram
 from shardwise.transfer.relabel import Relabelling, relabel
 from shardwise.transfer.schedule import Schedule, make_schedule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,13 @@ from shardwise.transfer.program import LocalShapes
 from shardwise.transfer.reductions import least_elements, reductions
 from shardwise.transfer.regions import BoxJoin, GridJoin, Regions, join
 from shardwise.transfer.schedule import Schedule, cut_rounds
-from shardwise.transfer.serial import PlanRecord, plan_to_json
+from shardwise.transfer.text import PlanRecord, plan_to_json
 from shardwise.transfer.traffic import Traffic
 
 if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
 
-__all__ = ["Message", "TransferPlan", "plan_reshard"]
+__all__ = ["Message", "TransferPlan"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,68 +320,3 @@ class TransferPlan:
             held += [moves for (moves,) in schedule.rounds if moves is not held[0]]
         corners = len(self.__dict__.get("regions", ())) * 2 * (self.source.ndim + 1) * 8
         return corners + sum(int(part.nbytes) for part in held if part is not None)
-
-
-def plan_reshard(source: Layout, target: Layout, itemsize: int) -> TransferPlan:
-    """The plan from `source` to `target`, both of one shape; cached.
-
-    No ranks are needed to make, read or cost a plan.
-    """
-    return _cache.get(source, target, itemsize)
-
-
-class _PlanCache:
-    """The plans used lately, at most so many and of so much memory.
-
-    When there is no room, the oldest goes, unless it was found since it was last the oldest. The
-    same two layout objects find their plan by identity, which hashes nothing; equal ones by value.
-    """
-
-    def __init__(self, max_plans: int, max_bytes: int) -> None:
-        self._plans: dict[tuple[Layout, Layout, int], TransferPlan] = {}
-        # With the layouts whose ids these are, which keeps the ids theirs.
-        self._by_id: dict[tuple[int, int, int], tuple[TransferPlan, Layout, Layout]] = {}
-        self._found: set[int] = set()  # ids of plans
-        self._lock = threading.Lock()
-        self._max_plans, self._max_bytes = max_plans, max_bytes
-
-    def get(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
-        known = self._by_id.get((id(source), id(target), itemsize))
-        if known is None:
-            return self._equal(source, target, itemsize)
-        self._found.add(id(known[0]))
-        return known[0]
-
-    def _equal(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
-        wanted = TransferPlan(source, target, itemsize)
-        key = (source, target, wanted.itemsize)
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                self._trim()
-                plan = self._plans[key] = wanted
-            else:
-                self._found.add(id(plan))
-            if len(self._by_id) >= 4 * self._max_plans:  # layouts made anew time after time
-                self._by_id.clear()
-            self._by_id[id(source), id(target), plan.itemsize] = plan, source, target
-            return plan
-
-    def _trim(self) -> None:
-        """Makes room for one more."""
-        held = sum(plan.nbytes for plan in self._plans.values())
-        num_plans = len(self._plans)
-        while self._plans and (len(self._plans) >= self._max_plans or held > self._max_bytes):
-            key = next(iter(self._plans))
-            plan = self._plans.pop(key)
-            if id(plan) in self._found:
-                self._found.discard(id(plan))
-                self._plans[key] = plan
-            else:
-                held -= plan.nbytes
-        if len(self._plans) < num_plans:
-            kept = set(map(id, self._plans.values()))
-            self._by_id = {k: known for k, known in self._by_id.items() if id(known[0]) in kept}
-
-
-_cache = _PlanCache(max_plans=1024, max_bytes=256 << 20)

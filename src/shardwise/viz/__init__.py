@@ -3,10 +3,10 @@
 Knows geometry, transfer and rich, matplotlib only when a PNG or a PDF is wanted, and no torch.
 """
 
+from shardwise.viz.layout_drawing import LayoutDrawing, draw_layout, print_layout
 from shardwise.viz.page import html_page
-from shardwise.viz.plan import PlanDrawing, draw_plan, print_plan
+from shardwise.viz.plan_drawing import PlanDrawing, draw_plan, print_plan
 from shardwise.viz.saving import save_picture
-from shardwise.viz.terminal import LayoutDrawing, draw_layout, print_layout
 
 __all__ = [
     "LayoutDrawing",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.arguments import whole_number
-from shardwise.errors import ArgumentTypeError
+from shardwise.viz.checking import check_title
 from shardwise.viz.colors import sixteen_color_style
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ class Drawing(ABC):
     color: bool
 
     def __post_init__(self) -> None:
-        if self.title is not None and not isinstance(self.title, str):
-            raise ArgumentTypeError(
-                "title", expected="a str or None", got=type(self.title).__name__
-            )
+        check_title(self.title)
         if self.width is not None:
             object.__setattr__(self, "width", whole_number(self.width, "width", least=LEAST_WIDTH))
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.viz.bands import Bands
 
-__all__ = ["GAP", "Room", "layout_scene", "planes_scene"]
+__all__ = ["GAP", "PixelRoom", "layout_scene", "planes_scene"]
 
 GAP = 24  # pixels between neighbours
 _MOST_STRIPES = 16
@@ -46,7 +46,7 @@ _LEGEND_COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PixelRoom:
     """How many pixels a picture may take."""
 
     width: int  # of the whole
@@ -59,7 +59,7 @@ class Room:
 
 def layout_scene(
     layout: Layout,
-    room: Room,
+    room: PixelRoom,
     *,
     title: str | None = None,
     itemsize: int | None = None,
@@ -81,7 +81,7 @@ def layout_scene(
 
 
 def planes_scene(
-    regions: Regions, room: Room, *, itemsize: int | None = None
+    regions: Regions, room: PixelRoom, *, itemsize: int | None = None
 ) -> tuple[Scene, Scene]:
     """The planes of a layout in rows, and the notes about what stands in them."""
     planes = list(itertools.islice(iter_planes(regions), room.max_slices))
@@ -106,7 +106,7 @@ def planes_scene(
 
 def _notes_scene(regions: Regions, labels: frozenset[str], notes: Sequence[str] = ()) -> Scene:
     """What the signs in the labels mean, below `notes`, each once."""
-    signs = [note.plain for note in picture_notes(regions, keyed=False, labels=labels)]
+    signs = picture_notes(regions, keyed=False, labels=labels)
     return stack([Scene.line(note, color=QUIET) for note in dict.fromkeys([*notes, *signs])])
 
 

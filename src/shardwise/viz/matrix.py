@@ -12,6 +12,7 @@ from rich.text import Text
 
 from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import rank_style
+from shardwise.words import run_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.transfer.traffic import Traffic
 
-__all__ = ["Matrix", "MatrixText", "block_name", "shade_of", "write_matrix"]
+__all__ = ["Matrix", "MatrixText", "shade_of", "write_matrix"]
 
 # From grey to blue at one lightness, so that white reads on it on dark and on light terminals.
 _GROUNDS = ("#66707a", "#587392", "#4874ab", "#3673c8", "#1f6feb")
@@ -81,6 +82,16 @@ class Matrix:
         """Bytes that leave each block of `rows`, and that reach each block of `columns`."""
         return self.moved.sum(axis=1), self.moved.sum(axis=0)
 
+    @property
+    def row_names(self) -> list[str]:
+        """`3` of a rank, `0-7` of a block: for each of `rows`."""
+        return [run_text(self.ranks_of(block).tolist()) for block in self.rows.tolist()]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The same for each of `columns`."""
+        return [run_text(self.ranks_of(block).tolist()) for block in self.columns.tolist()]
+
     def ranks_of(self, block: int) -> Ints:
         """Ranks of a block of rows or columns."""
         return self.ranks[block * self.block_size : (block + 1) * self.block_size]
@@ -122,7 +133,7 @@ class _Writer:
         firsts = [int(matrix.ranks_of(block)[0]) for block in matrix.columns.tolist()]
         every = (*(number for row in numbers for number in row), *received, *map(str, firsts))
         wide = max(map(len, every))
-        names = [block_name(matrix.ranks_of(block)) for block in matrix.rows.tolist()]
+        names = matrix.row_names
         left = max(map(len, (*names, _CORNER, _SUM_OF_COLUMN))) + 1
         right = max(map(len, (*sent, _SUM_OF_ROW)))
         bar, dash, cross = ("|", "-", "+") if self.ascii_only else ("│", "─", "┼")
@@ -174,11 +185,6 @@ class _Writer:
 def shade_of(share: float) -> str:
     """The ground of a cell, by its share of the largest."""
     return _GROUNDS[int(share * (len(_GROUNDS) - 1) + 0.5)]
-
-
-def block_name(ranks: Ints) -> str:
-    """`3`, or `0-7`."""
-    return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def _unit_of(most: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from shardwise.viz.layout_scene import Room, layout_scene
+from shardwise.viz.layout_scene import PixelRoom, layout_scene
 from shardwise.viz.plan_scene import plan_scene
 from shardwise.viz.svg import svg_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["layout_html", "plan_html"]
 
-_ROOM = Room(width=720, plane=(240, 160), most=(300, 180), least=12, max_slices=4, max_ranks=8)
+_ROOM = PixelRoom(width=720, plane=(240, 160), most=(300, 180), least=12, max_slices=4, max_ranks=8)
 _MOST_RANKS = 16  # of the matrix
 _MOST_ENTRIES = 1024  # of a plan's layouts: more would take seconds
 

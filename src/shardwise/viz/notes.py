@@ -1,19 +1,22 @@
-"""Notes below pictures: what the characters in them mean."""
+"""Words below pictures: what the characters in them mean, and what a plan comes to."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
+from shardwise.transfer.explain import reductions_in_words, total_in_words
+from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import NUM_KEYS
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardwise.transfer import TransferPlan
+    from shardwise.viz.matrix import Matrix
     from shardwise.viz.planes import Regions
 
-__all__ = ["picture_notes"]
+__all__ = ["matrix_notes", "picture_notes", "plan_notes"]
 
 _REDUCED = {
     "sum": "the sum",
@@ -28,7 +31,7 @@ _SIGNS = {  # in labels
 }
 
 
-def picture_notes(regions: Regions, *, keyed: bool, labels: frozenset[str]) -> Iterator[Text]:
+def picture_notes(regions: Regions, *, keyed: bool, labels: frozenset[str]) -> Iterator[str]:
     """What the characters in the picture mean, as far as they occur."""
     layout = regions.layout
     if keyed:
@@ -37,14 +40,36 @@ def picture_notes(regions: Regions, *, keyed: bool, labels: frozenset[str]) -> I
             note += "; keys alternate where several ranks hold one box"
         if len(layout.ranks) > NUM_KEYS:
             note += f"; keys repeat after {NUM_KEYS} ranks"
-        yield Text(note, "italic")
+        yield note
     for sign, meaning in _SIGNS.items():
         if any(sign in label for label in labels):
-            yield Text(meaning, "italic")
+            yield meaning
     for dots in ("…", ".."):
         if any(label.endswith(dots) for label in labels):
-            yield Text(f"a{dots}: on rank a and others", "italic")
+            yield f"a{dots}: on rank a and others"
     if layout.pending is not None:
         note = f"pending {layout.pending}: the value is {_REDUCED[layout.pending]} of the terms"
         lead = "a+b: a term on rank a and one on rank b; " if any("+" in s for s in labels) else ""
-        yield Text(lead + note, "italic")
+        yield lead + note
+
+
+def matrix_notes(plan: TransferPlan, matrix: Matrix) -> list[str]:
+    """What the cells of a matrix mean, as far as it is not plain."""
+    has_own = matrix.cells[matrix.is_own].any()
+    if matrix.block_size == 1:
+        return ["=: stays on its rank"] if has_own else []
+    notes = [f"{len(matrix.ranks):,} ranks in blocks of {matrix.block_size}"]
+    inside = format_bytes(plan.total_bytes - int(matrix.moved.sum()))
+    return notes + ([f"=: stays in its block ({inside} moves inside)"] if has_own else [])
+
+
+def plan_notes(plan: TransferPlan, max_bytes: int | None) -> Iterator[str]:
+    """What moves, beside the least, what stays, and the rounds; then what is reduced, if it is."""
+    rounds = plural(len(plan.schedule(max_bytes).rounds), "round")
+    if max_bytes is not None:
+        rounds += f" with max_bytes {format_bytes(max_bytes)}"
+    moves = "moves " if plan.total_bytes else ""
+    stays = format_bytes(int(plan.traffic.kept.sum()))
+    yield f"{moves}{total_in_words(plan, exact=False)}; stays {stays}; {rounds}"
+    if (reduced := reductions_in_words(plan)) is not None:
+        yield f"reduces {reduced}"

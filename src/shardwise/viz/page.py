@@ -17,13 +17,13 @@ import numpy as np
 
 from shardwise.errors import ArgumentValueError
 from shardwise.transfer import TransferPlan
-from shardwise.transfer.explain import reductions_in_words
 from shardwise.transfer.units import format_bytes
+from shardwise.viz.checking import check_drawable, check_title, number_or_none
 from shardwise.viz.colors import rank_hex, rank_ink
 from shardwise.viz.labels import NUM_LEVELS, box_label
 from shardwise.viz.legend import Legend
-from shardwise.viz.matrix import Matrix, block_name, shade_of
-from shardwise.viz.plan import matrix_in_words, totals_in_words
+from shardwise.viz.matrix import Matrix, shade_of
+from shardwise.viz.notes import matrix_notes, plan_notes
 from shardwise.viz.planes import Regions
 from shardwise.words import plural
 
@@ -51,6 +51,11 @@ def html_page(
     max_bytes: int | None = None,
 ) -> str:
     """HTML of a page that needs no network; arguments as in `save_picture`."""
+    check_drawable(picture_of)
+    check_title(title)
+    itemsize = number_or_none(itemsize, "itemsize")
+    world_size = number_or_none(world_size, "world_size")
+    max_bytes = number_or_none(max_bytes, "max_bytes")
     if isinstance(picture_of, TransferPlan):
         _check_size(picture_of.source)
         _check_size(picture_of.target)
@@ -147,11 +152,8 @@ def _plan_data(plan: TransferPlan, max_bytes: int | None) -> Values:
     corners = [(r.starts, r.stops) for r in regions]
     corners += [] if moves is None else [(moves.starts, moves.stops)]
     cuts = _common_cuts(plan.source.shape, corners)
-    words = [f"from {plan.source}", f"to {plan.target}", totals_in_words(plan, max_bytes)]
-    if (reduced := reductions_in_words(plan)) is not None:
-        words.append(f"reduces {reduced}")
     return {
-        "words": words,
+        "words": [f"from {plan.source}", f"to {plan.target}", *plan_notes(plan, max_bytes)],
         "itemsize": plan.itemsize,
         "cuts": [[str(cut) for cut in along.tolist()] for along in cuts],
         "layouts": [
@@ -193,10 +195,6 @@ def _packed_moves(plan: TransferPlan, cuts: list[Ints]) -> Values:
 def _matrix(plan: TransferPlan) -> Values:
     matrix = Matrix.of(plan.traffic, max_rows=_MOST_BLOCKS, max_columns=_MOST_BLOCKS)
     most = max(int(matrix.moved.max(initial=0)), 1)
-    rows, columns = (
-        [block_name(matrix.ranks_of(block)) for block in blocks.tolist()]
-        for blocks in (matrix.rows, matrix.columns)
-    )
     cells = [
         {
             "row": row,
@@ -207,8 +205,12 @@ def _matrix(plan: TransferPlan) -> Values:
         }
         for row, column in np.argwhere(matrix.cells > 0).tolist()
     ]
-    words = matrix_in_words(plan, matrix)
-    return {"rows": rows, "columns": columns, "cells": cells, "words": words}
+    return {
+        "rows": matrix.row_names,
+        "columns": matrix.column_names,
+        "cells": cells,
+        "words": matrix_notes(plan, matrix),
+    }
 
 
 # -- numbers of cuts ---------------------------------------------------------------------------

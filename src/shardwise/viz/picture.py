@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.viz.planes import Plane
 
-__all__ = ["Picture", "Room", "draw_plane"]
+__all__ = ["CellRoom", "Picture", "draw_plane"]
 
 _WALL, _OUTSIDE = -1, -2  # in arrays of regions
 _PLAIN, _TAG = -1, -2  # in arrays of ranks to paint with
@@ -38,7 +38,7 @@ _TICK_STYLE = Style(dim=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CellRoom:
     """How many cells a picture may take."""
 
     width: int
@@ -70,7 +70,7 @@ class Picture:
         return Measurement(self.width, self.width)
 
 
-def draw_plane(plane: Plane, room: Room, *, ascii_only: bool) -> Picture:
+def draw_plane(plane: Plane, room: CellRoom, *, ascii_only: bool) -> Picture:
     """Picture of a plane."""
     num_rows, num_columns = (len(str(size)) for size in plane.shape)
     margin = num_rows + 1 if plane.ndim == 2 else 0

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwise.transfer.explain import reductions_in_words
 from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import rank_hex
-from shardwise.viz.layout_scene import GAP, Room, planes_scene
-from shardwise.viz.matrix import Matrix, block_name, shade_of
-from shardwise.viz.plan import matrix_in_words, totals_in_words
+from shardwise.viz.layout_scene import GAP, PixelRoom, planes_scene
+from shardwise.viz.matrix import Matrix, shade_of
+from shardwise.viz.notes import matrix_notes, plan_notes
 from shardwise.viz.planes import Regions
 from shardwise.viz.scene import (
     INK,
@@ -39,7 +38,7 @@ _LEAST_CELL = 7
 
 def plan_scene(
     plan: TransferPlan,
-    room: Room,
+    room: PixelRoom,
     *,
     title: str | None = None,
     max_bytes: int | None = None,
@@ -57,14 +56,12 @@ def plan_scene(
     if plan.total_bytes:
         matrix = Matrix.of(plan.traffic, max_rows=max_ranks, max_columns=max_ranks)
         parts.append(_matrix_scene(matrix, room.width))
-        below = [Scene.line(words, color=QUIET) for words in matrix_in_words(plan, matrix)]
-    below.append(Scene.line(totals_in_words(plan, max_bytes)))
-    if (words := reductions_in_words(plan)) is not None:
-        below.append(Scene.line(f"reduces {words}"))
+        below = [Scene.line(words, color=QUIET) for words in matrix_notes(plan, matrix)]
+    below += map(Scene.line, plan_notes(plan, max_bytes))
     return stack([*parts, stack(below)], gap=8)
 
 
-def _layouts(plan: TransferPlan, room: Room) -> Iterator[Scene]:
+def _layouts(plan: TransferPlan, room: PixelRoom) -> Iterator[Scene]:
     """Both layouts, beside each other if they fit, and notes about them."""
     columns, notes = [], dict[str, Scene]()
     for name, layout in (("before", plan.source), ("after", plan.target)):
@@ -83,10 +80,7 @@ def _matrix_scene(matrix: Matrix, room: float) -> Scene:
     """Cells shaded by their share of the largest; with numbers, if these have room."""
     sent, received = ([format_bytes(n) for n in sums.tolist()] for sums in matrix.sums)
     numbers = [[format_bytes(nbytes) for nbytes in row] for row in matrix.cells.tolist()]
-    rows, columns = (
-        [block_name(matrix.ranks_of(block)) for block in blocks.tolist()]
-        for blocks in (matrix.rows, matrix.columns)
-    )
+    rows, columns = matrix.row_names, matrix.column_names
     left = width_of(max(("from \\ to", "received", *rows), key=len)) + 12
     right = width_of(max(("sent", *sent), key=len)) + 12
     every = [*(f"={n}" for row in numbers for n in row), *received, *columns]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardwise import arguments
 from shardwise.arguments import whole_number
-from shardwise.errors import ArgumentTypeError, ArgumentValueError
-from shardwise.geometry import Layout
+from shardwise.errors import ArgumentValueError
 from shardwise.transfer import TransferPlan
-from shardwise.viz.layout_scene import Room, layout_scene
+from shardwise.viz.checking import check_drawable, check_title, number_or_none
+from shardwise.viz.layout_scene import PixelRoom, layout_scene
 from shardwise.viz.page import html_page
 from shardwise.viz.plan_scene import plan_scene
 from shardwise.viz.raster import raster_of
@@ -18,13 +18,16 @@ from shardwise.viz.svg import svg_of
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
+
+    from shardwise.geometry import Layout
 
 __all__ = ["save_picture"]
 
 _SUFFIXES = (".html", ".svg", ".png", ".pdf")
 _WIDTH = 900
-_LAYOUT_ROOM = Room(width=_WIDTH, plane=(480, 360), most=(840, 720), least=6)
-_PLAN_ROOM = Room(width=_WIDTH, plane=(380, 260), most=(_WIDTH // 2 - 60, 560), least=5)
+_LAYOUT_ROOM = PixelRoom(width=_WIDTH, plane=(480, 360), most=(840, 720), least=6)
+_PLAN_ROOM = PixelRoom(width=_WIDTH, plane=(380, 260), most=(_WIDTH // 2 - 60, 560), least=5)
 
 
 def save_picture(
@@ -47,23 +50,13 @@ def save_picture(
     that hold nothing. At most `max_slices` slices are drawn; a page has all of them. `max_bytes`
     is the cap for the number of a plan's rounds.
     """
-    itemsize, world_size, max_bytes = (
-        None if value is None else whole_number(value, name, least=1)
-        for value, name in (
-            (itemsize, "itemsize"),
-            (world_size, "world_size"),
-            (max_bytes, "max_bytes"),
-        )
-    )
-    target = Path(path)
+    itemsize = number_or_none(itemsize, "itemsize")
+    world_size = number_or_none(world_size, "world_size")
+    max_bytes = number_or_none(max_bytes, "max_bytes")
+    target = arguments.path(path, "path of a picture")
     suffix = _checked_suffix(target)
-    if not isinstance(picture_of, Layout | TransferPlan):
-        raise ArgumentTypeError(
-            "picture",
-            expected="a Layout or a TransferPlan",
-            got=type(picture_of).__name__,
-            fix="Call spec.layout(shape), or plan_reshard(source, target, itemsize), first.",
-        )
+    check_drawable(picture_of)
+    check_title(title)
     if suffix == ".html":
         page = html_page(
             picture_of,

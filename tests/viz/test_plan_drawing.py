@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.transfer.plans import plans
+from tests.viz.drawn import printed
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.geometry import Box, Boxes, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
 from shardwise.viz import draw_plan, print_plan
 from shardwise.viz.colors import rank_color
 from shardwise.viz.matrix import Matrix, write_matrix
 
 SQUARE = (8192, 8192)
+PLANS = plans(world_size=6, itemsizes=(1, 4, 1 << 20))
 
 
 def chunked(num_ranks: int, *, dim: int = 0, shape: tuple[int, ...] = SQUARE) -> Layout:
@@ -42,14 +44,8 @@ PENDING = plan_reshard(
 
 
 def rendered(plan: TransferPlan, *, width: int = 80, tty: bool = False, **options: Any) -> str:
-    """What a console of the given width prints."""
-    file = io.StringIO()
-    system: Literal["truecolor", "auto"] = "truecolor" if tty else "auto"
-    console = Console(
-        file=file, width=width, force_terminal=tty, color_system=system, no_color=False
-    )
-    console.print(draw_plan(plan, **options))
-    return file.getvalue()
+    """What a console of the given width prints of a plan."""
+    return printed(draw_plan(plan, **options), width=width, tty=tty)
 
 
 def matrix_lines(text: str) -> list[str]:
@@ -57,13 +53,6 @@ def matrix_lines(text: str) -> list[str]:
     first = next(at for at, line in enumerate(lines) if "from\\to" in line)
     last = next(at for at, line in enumerate(lines) if line.lstrip().startswith("received"))
     return lines[first : last + 1]
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source, target = (draw(layouts(shape=shape, world_size=6)) for _ in range(2))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 4, 1 << 20])))
 
 
 # -- the matrix --------------------------------------------------------------------------------
@@ -93,7 +82,7 @@ def test_ranks_that_only_send_have_no_column_and_those_that_only_receive_no_row(
     ]
 
 
-@given(plans(), st.integers(1, 7), st.integers(1, 7))
+@given(PLANS, st.integers(1, 7), st.integers(1, 7))
 def test_cells_add_up_to_the_traffic_of_their_ranks(
     plan: TransferPlan, max_rows: int, max_columns: int
 ) -> None:
@@ -113,7 +102,7 @@ def test_cells_add_up_to_the_traffic_of_their_ranks(
         assert matrix.moved.sum() == plan.total_bytes
 
 
-@given(plans(), st.integers(40, 120), st.integers(1, 8))
+@given(PLANS, st.integers(40, 120), st.integers(1, 8))
 @settings(max_examples=30)
 def test_no_line_is_wider_than_the_console(plan: TransferPlan, width: int, most: int) -> None:
     text = rendered(plan, width=width, max_ranks=most, title="w")

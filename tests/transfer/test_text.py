@@ -12,26 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import plans
 
 import shardwise
 from shardwise.errors import PlanError
 from shardwise.geometry import Box, Layout
-from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import TransferPlan, plan_reshard
-from shardwise.transfer.serial import VERSION
+from shardwise.transfer.text import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROWS, COLUMNS = (shardwise.chunk(dim, ranks=range(2)).layout((4, 6)) for dim in (0, 1))
 PLAN = TransferPlan(ROWS, COLUMNS, 4)
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> TransferPlan:
-    shape = draw(shapes(max_size=5))
-    source, target = (draw(layouts(shape=shape, world_size=4)) for _ in range(2))
-    return TransferPlan(source, target, draw(st.sampled_from([1, 2, 4, 16])))
 
 
 @given(plans())
@@ -105,26 +98,26 @@ def _drop(*path: str) -> Callable[[dict[str, Any]], None]:
         (_set("totals", to=[]), r"totals: expected an object, got \[\]"),
         (_drop("totals", "moves"), r"totals: expected the keys 'moves'"),
         (_set("totals", "moves", to="4"), r"totals.moves: expected a whole number"),
-        (_set("source", to=None), r"source: expected an object, got None"),
-        (_drop("target", "owners"), r"target: expected the keys 'owners'"),
-        (_set("source", "shape", to=4), r"source.shape: expected a list of whole numbers, got 4"),
-        (_set("source", "shape", to=[4, True]), r"source.shape: expected a list of whole numbers"),
-        (_set("source", "shape", to=[1] * 40), r"source.shape: expected at most 31 dims, got 40"),
-        (_set("source", "shape", to=[-4, 6]), r"source.shape: expected numbers from 0 to 2\*\*63"),
+        (_set("source", to=None), r"source: layout: expected an object, got None"),
+        (_drop("target", "owners"), r"target: layout: expected the keys 'owners'"),
+        (_set("source", "shape", to=4), r"source: shape: expected a list of whole numbers, got 4"),
+        (_set("source", "shape", to=[4, True]), r"source: shape: expected a list of whole numbers"),
+        (_set("source", "shape", to=[1] * 40), r"source: shape: expected at most 31 dims, got 40"),
+        (_set("source", "shape", to=[-4, 6]), r"source: shape: expected numbers from 0 to 2\*\*63"),
         (_set("source", "shape", to=[2**40] * 2), r"source: shape: expected fewer than 2\*\*63"),
-        (_set("source", "boxes", to={}), r"source.boxes: expected a list of boxes"),
-        (_set("source", "boxes", to=[[0, 0, 4]]), r"source.boxes: .* a list of 4 numbers: starts"),
-        (_set("source", "boxes", to=[[0, 0, 4, 6.5]]), r"source.boxes: expected a list of whole"),
-        (_set("source", "boxes", to=[[0, 0, 4, 2**64]]), r"source.boxes: expected numbers from 0"),
+        (_set("source", "boxes", to={}), r"source: boxes: expected a list of boxes"),
+        (_set("source", "boxes", to=[[0, 0, 4]]), r"source: boxes: .* a list of 4 numbers: starts"),
+        (_set("source", "boxes", to=[[0, 0, 4, 6.5]]), r"source: boxes: expected a list of whole"),
+        (_set("source", "boxes", to=[[0, 0, 4, 2**64]]), r"source: boxes: expected numbers from 0"),
         (_set("source", "boxes", to=[[0, 0, 4, 6]]), r"source: owners: expected 1 whole numbers"),
         (_set("source", "boxes", to=[[0, 0, 4, 6]] * 2), r"digest of the plan|bytes of the plan"),
         (_set("source", "boxes", to=[[0, 0, 2, 6], [3, 0, 4, 6]]), r"source: layout: .*gap|cover"),
-        (_set("source", "owners", to="01"), r"source.owners: expected a list of whole numbers"),
+        (_set("source", "owners", to="01"), r"source: owners: expected a list of whole numbers"),
         (
             _set("source", "terms", to=[0, 1]),
             r"source: terms and pending: expected both or neither",
         ),
-        (_set("source", "pending", to=["sum"]), r"source.pending: expected null or a string"),
+        (_set("source", "pending", to=["sum"]), r"source: pending: expected null or a string"),
         (_set("source", "pending", to="mean"), r"source: pending: expected None or one of"),
         (_set("target", "shape", to=[4, 7]), r"target: layout"),
         (

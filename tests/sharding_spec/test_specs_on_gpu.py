@@ -1,4 +1,4 @@
-"""What needs a GPU to be tested: specs under NCCL. Run where there is one."""
+"""Specs under NCCL. Run where there is a GPU."""
 
 from __future__ import annotations
 

@@ -7,56 +7,42 @@ the moves are not written down but found again, and compared by their digest.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from shardwise.errors import PlanError, ShardwiseError
-from shardwise.geometry import Boxes, Layout, overlapping_pairs
-from shardwise.geometry.box import rows_of_ints
+from shardwise.geometry.plain_layouts import layout_from_plain, plain_layout
+from shardwise.transfer.counting import most_moves
 
 if TYPE_CHECKING:
-    from shardwise.geometry.box import Ints
+    from shardwise.geometry import Layout
     from shardwise.transfer.moves import Moves
     from shardwise.transfer.plan import TransferPlan
 
-__all__ = ["FORMAT", "VERSION", "PlanRecord", "most_moves", "plan_to_json"]
+__all__ = ["FORMAT", "VERSION", "PlanRecord", "plan_to_json"]
 
 FORMAT = "shardwise.TransferPlan"  # what the JSON of a plan says it is
 VERSION = 1  # of that format
 
 _LIMIT = 2**63  # numbers are int64 in arrays
-_MOST_DIMS = 31  # numpy 1 has 32, and a grid needs one for owners
-_LAYOUT_KEYS = ("shape", "boxes", "owners", "terms", "pending")
 _TOTALS_KEYS = ("bytes", "lower_bound", "moves", "messages")
 
 
 def plan_to_json(plan: TransferPlan) -> str:
-    """The plan as one line of JSON; a box is its starts, then its stops."""
+    """The plan as one line of JSON."""
     record = {
         "format": FORMAT,
         "version": VERSION,
         "itemsize": plan.itemsize,
-        "source": _layout_to_json(plan.source),
-        "target": _layout_to_json(plan.target),
+        "source": plain_layout(plan.source),
+        "target": plain_layout(plan.target),
         "totals": _totals(plan),
         "digest": _digest(plan.moves),
     }
     return json.dumps(record, separators=(",", ":"))
-
-
-def _layout_to_json(layout: Layout) -> dict[str, Any]:
-    return {
-        "shape": list(layout.shape),
-        "boxes": np.hstack([layout.boxes.starts, layout.boxes.stops]).tolist(),
-        "owners": layout.owners.tolist(),
-        "terms": None if layout.terms is None else layout.terms.tolist(),
-        "pending": layout.pending,
-    }
 
 
 def _totals(plan: TransferPlan) -> dict[str, int]:
@@ -127,38 +113,6 @@ class PlanRecord:
                 )
 
 
-def most_moves(plan: TransferPlan, limit: int) -> int:
-    """At least the number of moves, up to a small factor, found without making any of them.
-
-    Counting stops soon after `limit`.
-    """
-    source, target = plan.source, plan.target
-    for layout in (source, target):  # a grid has room in every cell for the most owners of any
-        owners = np.diff(layout.box_rows)
-        if (padded := len(owners) * int(owners.max(initial=0))) > limit:
-            return padded
-    if source.grid is not None and target.grid is not None:
-        joint = zip(source.grid.cuts, target.grid.cuts, strict=True)
-        regions = math.prod(len(np.union1d(*cuts)) - 1 for cuts in joint)
-    else:
-        distinct = [layout.boxes[layout.box_rows[:-1]] for layout in (source, target)]
-        regions = math.prod(map(len, distinct))
-        if regions > limit:  # then it is worth counting: boxes of one layout do not overlap
-            both = Boxes(
-                np.concatenate([boxes.starts for boxes in distinct]),
-                np.concatenate([boxes.stops for boxes in distinct]),
-            )
-            regions = len(overlapping_pairs(both, limit=limit + 1))
-    if regions > limit:
-        return regions
-    meet = plan.regions
-    held = np.diff(source.box_rows)[meet.source_box]
-    wanted = np.diff(target.box_rows)[meet.target_box]
-    if source.pending is None and target.pending is None:
-        return int(wanted.sum())
-    return int((wanted * (held + wanted)).sum())  # [Note: two steps] in `reductions.py`
-
-
 # -- reading ---------------------------------------------------------------------------------
 
 
@@ -197,44 +151,8 @@ def _number(value: object, what: str, *, least: int = 0) -> int:
     return value
 
 
-def _numbers(value: object, what: str) -> list[int]:
-    if not isinstance(value, list) or set(map(type, value)) - {int}:  # a bool is no int here
-        _refuse(what, "a list of whole numbers", value)
-    if value and not 0 <= min(value) <= max(value) < _LIMIT:
-        _refuse(what, "numbers from 0 to 2**63 - 1", f"{min(value)} to {max(value)}")
-    return value
-
-
 def _layout(value: object, what: str) -> Layout:
-    record = _keyed(value, what, _LAYOUT_KEYS)
-    shape = _numbers(record["shape"], f"{what}.shape")
-    if len(shape) > _MOST_DIMS:
-        _refuse(f"{what}.shape", f"at most {_MOST_DIMS} dims", len(shape))
-    terms, pending = record["terms"], record["pending"]
-    if pending is not None and not isinstance(pending, str):
-        _refuse(f"{what}.pending", "null or a string", pending)
-    corners = _corners(record["boxes"], f"{what}.boxes", len(shape))
     try:
-        return Layout(
-            shape,
-            Boxes(corners[:, : len(shape)], corners[:, len(shape) :]),
-            np.array(_numbers(record["owners"], f"{what}.owners"), np.int64),
-            terms=None if terms is None else np.array(_numbers(terms, f"{what}.terms"), np.int64),
-            pending=pending,  # type: ignore[arg-type]  # Layout checks it
-        )
-    except PlanError:
-        raise
+        return layout_from_plain(value)
     except ShardwiseError as error:
         raise PlanError(f"text of a plan, {what}: {error}") from error
-
-
-def _corners(value: object, what: str, ndim: int) -> Ints:
-    """Starts and stops of boxes, (n, 2 * ndim)."""
-    expected = f"a list of boxes, each a list of {2 * ndim} numbers: starts, then stops"
-    if not isinstance(value, list):
-        _refuse(what, expected, value)
-    for box in value:
-        if not isinstance(box, list) or len(box) != 2 * ndim:
-            _refuse(what, expected, box)
-    _numbers(list(itertools.chain.from_iterable(value)), what)
-    return rows_of_ints(value, len(value), 2 * ndim)

@@ -12,21 +12,19 @@ from rich.text import Text
 from shardwise.arguments import whole_number
 from shardwise.errors import ArgumentTypeError
 from shardwise.transfer import TransferPlan
-from shardwise.transfer.explain import reductions_in_words, total_in_words
-from shardwise.transfer.units import format_bytes
+from shardwise.viz.checking import number_or_none
 from shardwise.viz.drawing import GAP, Drawing, in_row
 from shardwise.viz.matrix import Matrix, MatrixText, write_matrix
-from shardwise.viz.notes import picture_notes
-from shardwise.viz.picture import Picture, Room, draw_plane
+from shardwise.viz.notes import matrix_notes, picture_notes, plan_notes
+from shardwise.viz.picture import CellRoom, Picture, draw_plane
 from shardwise.viz.planes import Plane, Regions, iter_planes
-from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["PlanDrawing", "draw_plan", "matrix_in_words", "print_plan", "totals_in_words"]
+__all__ = ["PlanDrawing", "draw_plan", "print_plan"]
 
 _MOST_BOXES = 64  # of a layout that is drawn
 _HEIGHT = 8  # lines of such a picture, to aim at
@@ -69,7 +67,7 @@ def draw_plan(
         color=color,
         layouts=layouts,
         max_ranks=whole_number(max_ranks, "max_ranks", least=1),
-        max_bytes=None if max_bytes is None else whole_number(max_bytes, "max_bytes", least=1),
+        max_bytes=number_or_none(max_bytes, "max_bytes"),
         words=words,
     )
 
@@ -124,9 +122,7 @@ class PlanDrawing(Drawing):
         if not self.words:
             return
         yield Text()
-        yield Text(totals_in_words(plan, self.max_bytes))
-        if (words := reductions_in_words(plan)) is not None:
-            yield Text(f"reduces {words}")
+        yield from map(Text, plan_notes(plan, self.max_bytes))
 
     def _matrix_parts(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         matrix, text = self._matrix(options)
@@ -135,7 +131,7 @@ class PlanDrawing(Drawing):
             line.no_wrap, line.overflow = True, "crop"
             yield line
         notes = [] if text.unit is None else [f"in {text.unit}"]
-        notes += matrix_in_words(self.plan, matrix)
+        notes += matrix_notes(self.plan, matrix)
         if notes:
             yield Text("; ".join(notes), "italic")
 
@@ -150,26 +146,6 @@ class PlanDrawing(Drawing):
             if len(matrix.columns) == 1:
                 return matrix, text
             max_columns = len(matrix.columns) - 1
-
-
-def totals_in_words(plan: TransferPlan, max_bytes: int | None) -> str:
-    """One line: what moves, beside the least; what stays; rounds."""
-    rounds = plural(len(plan.schedule(max_bytes).rounds), "round")
-    if max_bytes is not None:
-        rounds += f" with max_bytes {format_bytes(max_bytes)}"
-    moves = "moves " if plan.total_bytes else ""
-    stays = format_bytes(int(plan.traffic.kept.sum()))
-    return f"{moves}{total_in_words(plan, exact=False)}; stays {stays}; {rounds}"
-
-
-def matrix_in_words(plan: TransferPlan, matrix: Matrix) -> list[str]:
-    """What the cells of a matrix mean, as far as it is not plain."""
-    has_own = matrix.cells[matrix.is_own].any()
-    if matrix.block_size == 1:
-        return ["=: stays on its rank"] if has_own else []
-    notes = [f"{len(matrix.ranks):,} ranks in blocks of {matrix.block_size}"]
-    inside = format_bytes(plan.total_bytes - int(matrix.moved.sum()))
-    return notes + ([f"=: stays in its block ({inside} moves inside)"] if has_own else [])
 
 
 def _layout_parts(plan: TransferPlan, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -188,12 +164,12 @@ def _layout_parts(plan: TransferPlan, options: ConsoleOptions) -> Iterator[Rende
     ]
     is_row = sum(picture.width for picture in pictures) + GAP <= options.max_width
     yield from [in_row(titled)] if is_row else titled
-    notes = {
-        note.plain: note
+    notes = dict.fromkeys(
+        note
         for region, picture in zip(regions, pictures, strict=True)
         for note in picture_notes(region, keyed=False, labels=picture.labels)
-    }
-    yield from notes.values()
+    )
+    yield from (Text(note, "italic") for note in notes)
 
 
 def _beside(planes: list[Plane], options: ConsoleOptions) -> list[Picture] | None:
@@ -218,7 +194,7 @@ def _stacked(planes: list[Plane], options: ConsoleOptions) -> list[Picture] | No
 
 def _picture(plane: Plane, width: int, options: ConsoleOptions) -> Picture | None:
     """A picture in which every box has its label, or None if that does not fit."""
-    room = Room(width, keyed_width=width, height=_HEIGHT, most_lines=32)
+    room = CellRoom(width, keyed_width=width, height=_HEIGHT, most_lines=32)
     picture = draw_plane(plane, room, ascii_only=options.ascii_only)
     is_complete = not picture.keyed and picture.caption is None and picture.width <= width
     return picture if is_complete else None

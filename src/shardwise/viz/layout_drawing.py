@@ -12,10 +12,11 @@ from rich.text import Text
 
 from shardwise.arguments import whole_number
 from shardwise.geometry import Layout, check_layout
+from shardwise.viz.checking import number_or_none
 from shardwise.viz.drawing import GAP, Drawing, in_row
 from shardwise.viz.legend import Legend
 from shardwise.viz.notes import picture_notes
-from shardwise.viz.picture import Picture, Room, draw_plane
+from shardwise.viz.picture import CellRoom, Picture, draw_plane
 from shardwise.viz.planes import Plane, Regions, iter_planes, num_planes
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def draw_layout(
         width=width,
         height=whole_number(height, "height", least=1),
         color=color,
-        itemsize=None if itemsize is None else whole_number(itemsize, "itemsize", least=1),
-        world_size=None if world_size is None else whole_number(world_size, "world_size", least=1),
+        itemsize=number_or_none(itemsize, "itemsize"),
+        world_size=number_or_none(world_size, "world_size"),
         max_slices=whole_number(max_slices, "max_slices", least=1),
     )
 
@@ -127,14 +128,15 @@ class LayoutDrawing(Drawing):
             yield from _legend_parts(legend, console, options, keyed=keyed)
         yield from _captions(pictures)
         labels = frozenset[str]().union(*(picture.labels for picture in pictures))
-        yield from picture_notes(regions, keyed=keyed, labels=labels)
+        for note in picture_notes(regions, keyed=keyed, labels=labels):
+            yield Text(note, "italic")
 
-    def _picture_room(self, width: int, num_pictures: int) -> Room:
+    def _picture_room(self, width: int, num_pictures: int) -> CellRoom:
         """Room for one picture: many are smaller, and two stand in a row at least if keyed."""
         if num_pictures == 1:
-            return Room(width, keyed_width=width, height=self.height, most_lines=64)
+            return CellRoom(width, keyed_width=width, height=self.height, most_lines=64)
         half = (width - GAP) // 2
-        return Room(width, keyed_width=half, height=-(-self.height // 2), most_lines=32)
+        return CellRoom(width, keyed_width=half, height=-(-self.height // 2), most_lines=32)
 
 
 def _flow(planes: list[Plane], pictures: list[Picture], room: int) -> Iterator[RenderableType]:
