@@ -169,14 +169,14 @@ def test_freed_sources_make_room_for_what_comes() -> None:
 def _agreements(_: int) -> int:
     """How often ranks compare their arguments in one call."""
     members: Any = communicator()
-    compare, calls = members.compare, []
+    compare, calls = members.start_comparing, []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         return compare(*args, **kwargs)
 
     tensors = [sharded_tensor.ones(shardwise.chunk(0), 4, 4) for _ in range(20)]
-    members.compare = counted
+    members.start_comparing = counted
     moved = shardwise.reshard_all([*tensors, tensors[3]], shardwise.chunk(1))
     assert moved[20] is moved[3]  # tied weights stay tied
     assert len(set(moved)) == 20
