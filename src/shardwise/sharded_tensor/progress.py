@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardwise.comm.logs import LOG, logs_phases
 from shardwise.comm.tracing import trace
 from shardwise.transfer.units import format_bytes
+from shardwise.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,16 +78,16 @@ def logged_phase(what: str, total_bytes: int, members: Communicator) -> Iterator
     if not (logs_phases() and _is_first(members)):
         yield
         return
-    LOG.info("%s %s on %d ranks", what, format_bytes(total_bytes), len(members.ranks))
+    LOG.info("%s %s on %s", what, format_bytes(total_bytes), plural(len(members.ranks), "rank"))
     began = time.perf_counter()
     with trace(show=False) as sent:
         yield
     seconds = time.perf_counter() - began
     LOG.info(
-        "%s done in %.3f s: %d exchanges, %s between ranks, %.2f GB/s",
+        "%s done in %.3f s: %s, %s between ranks, %.2f GB/s",
         what,
         seconds,
-        len(sent.events),
+        plural(len(sent.events), "exchange"),
         format_bytes(sent.total_bytes),
         sent.total_bytes / seconds / 1e9,
     )
