@@ -100,9 +100,12 @@ def _sum(name: str, *, is_linear: bool = True, is_mean: bool = False) -> None:
     def decide(call: Call) -> Decision | None:
         if (read := _read(call, "input dim keepdim dtype")) is None:
             return None
-        _, reduced = read
+        bound, reduced = read
+        # With a `dtype` of integers each term would lose its own fraction.
+        result = bound.dtypes[0]
+        passes = is_linear and (result.is_floating_point or result.is_complex)
         return decide_terms(
-            call, reduced, "sum", passes_terms=is_linear, is_mean=is_mean, stays_pending=True
+            call, reduced, "sum", passes_terms=passes, is_mean=is_mean, stays_pending=True
         )
 
     _rule(name, decide)
