@@ -227,8 +227,12 @@ def _torch_instance_norm(
         return known
     others = {"running_mean": running_mean, "running_var": running_var}
     check_channels("instance_norm", input, weight=weight, bias=bias, **others)
-    dims = tuple(range(2, input.dim()))
-    result, mean, var = _channel_norm(input, dims, weight, bias, eps)
+    if input.dim() == 2:  # of which each element is all there is of a sample's channel
+        result, mean, var = _channel_norm(input.unsqueeze(-1), (2,), weight, bias, eps)
+        result = result.squeeze(-1)
+    else:
+        dims = tuple(range(2, input.dim()))
+        result, mean, var = _channel_norm(input, dims, weight, bias, eps)
     if running_mean is not None:
         _update(running_mean, mean.mean(0), momentum)
     if running_var is not None:
