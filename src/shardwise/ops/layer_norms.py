@@ -25,6 +25,7 @@ from shardwise.ops.normalizing import (
 from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Rule, composite, register
+from shardwise.ops.slots import wide_dtype
 from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
@@ -63,7 +64,8 @@ def _rms_norm(call: Call) -> Decision | None:
         return None
     reduced, dims = _last_dims(given)
     eps, affine = given.get("eps"), Affine(given.get("weight") is not None)
-    least = torch.finfo(given["input"].dtype).eps if eps is None else eps
+    # As torch has it: that of the dtype in which statistics are computed.
+    least = torch.finfo(wide_dtype(given["input"].dtype)).eps if eps is None else eps
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
         return piece.square().sum(reduced.dims, keepdim=True).unsqueeze(0)
