@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwise.errors import ArgumentValueError, OpError
+from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.normalizing import (
     CHANNELS,
@@ -22,7 +23,7 @@ from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
-from shardwise.ops.statistics import beside, decide_pieces, decide_with_statistics
+from shardwise.ops.statistics import decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:

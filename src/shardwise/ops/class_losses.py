@@ -20,6 +20,7 @@ from shardwise._torch_compat import autocast_dtype
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
 from shardwise.geometry import Box
+from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.phantoms import unit_of
@@ -27,16 +28,15 @@ from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
 from shardwise.ops.softmax import softmax_of_piece, softmax_times
-from shardwise.ops.statistics import beside, decide_pieces
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
+    from shardwise.ops.beside import Beside
     from shardwise.ops.rule import Call, Operand
     from shardwise.ops.slots import Tensors
-    from shardwise.ops.statistics import Beside
     from shardwise.ops.terms import Terms
 
 __all__ = ["reduced_by", "reduction_of"]

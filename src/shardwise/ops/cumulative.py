@@ -11,8 +11,7 @@ import torch
 from shardwise.ops.phantoms import phantom_of_one, unit_of
 from shardwise.ops.reduction import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
-from shardwise.ops.slots import Fold, slots_of
-from shardwise.ops.statistics import needed_slots
+from shardwise.ops.slots import Fold, needed_slots, slots_of
 from shardwise.ops.terms import Reduced, kept_box, terms_of
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call
-    from shardwise.ops.slots import Tensors
+    from shardwise.ops.slots import Place, Tensors
 
 __all__ = ["decide_cumulative"]
 
@@ -90,19 +89,19 @@ def _totals(dim: int, *, is_product: bool) -> Fold:
 
 def _earlier(
     totals: Sequence[torch.Tensor],
-    places: Sequence[tuple[Box, int, int]],
+    places: Sequence[Place],
     part: Box,
     is_product: bool,
 ) -> torch.Tensor:
     """What the pieces before one add up to; of none too, to be in the graph of the totals."""
 
-    def combined(slots: int, count: int) -> torch.Tensor:
-        before = totals[slots][:count, 0]
+    def combined(place: Place) -> torch.Tensor:
+        before = totals[place.piece][: place.term, 0]
         return (torch.prod if is_product else torch.sum)(before, 0, dtype=before.dtype)
 
     if len(places) == 1:
-        return combined(*places[0][1:])
+        return combined(places[0])
     found = totals[0].detach().new_empty(part.shape)
-    for cell, slots, count in places:
-        found[cell.relative_to(part).slices()] = combined(slots, count)
+    for place in places:
+        found[place.cell.relative_to(part).slices()] = combined(place)
     return found

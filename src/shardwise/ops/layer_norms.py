@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.normalizing import (
     CHANNELS,
@@ -26,7 +27,7 @@ from shardwise.ops.outlines import outlines
 from shardwise.ops.reduction import everywhere
 from shardwise.ops.rule import Decision, Rule, composite, register
 from shardwise.ops.slots import wide_dtype
-from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
+from shardwise.ops.statistics import Finish, decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
