@@ -1,17 +1,19 @@
 """Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
-    along,
     attention,
     batch_norms,
     class_losses,
     convolution,
+    cumulative,
     diagonals,
     elementwise,
     embedding,
+    fourier,
     inserting,
     joining,
     layer_norms,
+    linear_algebra,
     looking_up,
     losses,
     multi_head,
@@ -23,6 +25,7 @@ from shardwise.ops import (  # noqa: F401  # they fill the table
     reinterpreting,
     reshaping,
     softmax,
+    sorting,
     triangles,
     views,
     writing,

@@ -21,7 +21,7 @@ from shardwise.ops.normalizing import (
 )
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.reduction import everywhere
+from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.statistics import decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of

@@ -24,7 +24,7 @@ from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.phantoms import unit_of
-from shardwise.ops.reduction import everywhere
+from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
 from shardwise.ops.softmax import softmax_of_piece, softmax_times

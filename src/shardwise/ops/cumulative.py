@@ -1,16 +1,24 @@
-"""Sums and products along a dim that is cut: every piece's own, and the totals of those before."""
+"""Cumulative functions. Where the dim is cut, sums and products have the totals of pieces before.
+
+The others need their dim whole.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise.ops.call_arguments import known_arguments
+from shardwise.ops.names import functions_named
+from shardwise.ops.outlines import outlines
+from shardwise.ops.pattern import decide_along
 from shardwise.ops.phantoms import phantom_of_one, unit_of
-from shardwise.ops.reduction import decide_whole, everywhere
-from shardwise.ops.rule import Decision, Need, Then
+from shardwise.ops.reducing import decide_whole, everywhere
+from shardwise.ops.rule import Decision, Need, Rule, Then, composite, register
 from shardwise.ops.slots import Fold, needed_slots, slots_of
 from shardwise.ops.terms import Reduced, kept_box, terms_of
 
@@ -21,10 +29,10 @@ if TYPE_CHECKING:
     from shardwise.ops.rule import Call
     from shardwise.ops.slots import Place, Tensors
 
-__all__ = ["decide_cumulative"]
+__all__: list[str] = []
 
 
-def decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
+def _decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     """`cumsum` or `cumprod` along `dim`; only the totals of the pieces travel."""
     operand = call.operands[0]
     if not math.prod(operand.shape):
@@ -105,3 +113,42 @@ def _earlier(
     for place in places:
         found[place.cell.relative_to(part).slices()] = combined(place)
     return found
+
+
+# -- the functions ---------------------------------------------------------------------------------
+
+
+def _decide(call: Call, *, name: str) -> Decision | None:
+    given = known_arguments(call, "input dim dtype")
+    if given is None or len(call.operands) != 1:
+        return None
+    outlines(call)  # raises what torch raises
+    if type(given["dim"]) is not int:
+        return None
+    dim = given["dim"] % max(len(call.operands[0].shape), 1)
+    return _decide_cumulative(call, dim, is_product=name == "cumprod")
+
+
+def _decide_whole_dim(call: Call) -> Decision | None:
+    given = known_arguments(call, "input dim")
+    if given is None or len(call.operands) != 1:
+        return None
+    outlines(call)
+    return decide_along(call, [given["dim"]])
+
+
+def _in_place(name: str) -> None:
+    function = getattr(torch, name)
+
+    @composite(f"{name}_", functions_named([f"{name}_"]))
+    def run(tensor: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        # The gradient of a product is made of its factors, which may not be overwritten.
+        given = tensor.clone() if name == "cumprod" and tensor.requires_grad else tensor
+        return tensor.copy_(function(given, dim, dtype=dtype))
+
+
+for _name in ("cumsum", "cumprod"):
+    register(Rule(_name, partial(_decide, name=_name)), functions_named([_name]))
+    _in_place(_name)
+for _name in ("cummax", "cummin", "logcumsumexp"):
+    register(Rule(_name, _decide_whole_dim), functions_named([_name]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from shardwise.ops.call_arguments import place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
@@ -106,7 +107,6 @@ def _phantom(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 def _decide_pool(call: Call) -> Decision:
     """Columns of the table may be cut, and bags that are rows of `ids`."""
     ids, weight, offsets, weights, _, include_last_offset, _ = call.args
-    places = {id(one): k for k, one in enumerate(call.operands)}
     if isinstance(offsets, Operand):
         num_bags = offsets.shape[0] - bool(include_last_offset)
         sizes = (num_bags, ids.shape[0], *weight.shape, offsets.shape[0])
@@ -116,7 +116,7 @@ def _decide_pool(call: Call) -> Decision:
         sizes = (*ids.shape, *weight.shape)
         listed = [(ids, (0, 1)), (weight, (2, 3)), (weights, (0, 1))]
         whole = frozenset({1, 2})
-    factors = tuple(Factor(places[id(one)], labels) for one, labels in listed if one is not None)
+    factors = tuple(Factor(place_of(call, one), on) for one, on in listed if one is not None)
     form = Form(sizes, factors, (0, 3), whole=whole)
     return replace(decide_product(call, form), phantom=_phantom)
 

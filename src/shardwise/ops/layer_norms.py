@@ -24,7 +24,7 @@ from shardwise.ops.normalizing import (
     scaled,
 )
 from shardwise.ops.outlines import outlines
-from shardwise.ops.reduction import everywhere
+from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Rule, composite, register
 from shardwise.ops.slots import wide_dtype
 from shardwise.ops.statistics import Finish, decide_with_statistics

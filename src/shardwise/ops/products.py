@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from shardwise.errors import OpError
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import arguments_of, operands_named, place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import aligned, names_of, place_of
+from shardwise.ops.pattern import aligned, names_of
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -246,15 +246,14 @@ class _Product:
     widens: bool = False  # whether torch takes an addend for the result if there is nothing to sum
 
     def decide(self, call: Call) -> Decision | None:
-        named = arguments_of(call, self.arguments)
-        given: dict[str, Any] = {name: named.get(name) for name in self.arguments.split()}
+        names = self.arguments.split()
+        is_optional = self.addend == names[-1]  # a bias
+        tensors = operands_named(call, self.arguments, least=len(names) - is_optional)
+        if tensors is None:
+            return None
+        given = dict(zip(names, tensors, strict=False))
         addend = given.pop(self.addend, None) if self.addend else None
         factors = list(given.values())
-        tensors = factors if addend is None else [*factors, addend]
-        if not all(isinstance(one, Operand) for one in tensors):
-            return None  # numbers in place of tensors, which torch refuses
-        if len(tensors) != len(call.operands):
-            return None  # `out`
         described = self.describe(call, [factor.shape for factor in factors])
         if described is None:
             raise _mismatch(call, factors)

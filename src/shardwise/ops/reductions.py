@@ -1,4 +1,4 @@
-"""The functions that reduce dims, or work along one: a table."""
+"""The functions that reduce dims: a table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 from shardwise._torch_compat import autocast_dtype
 from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
-from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import listed_results, outlines
-from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.pointwise import decide_pointwise
-from shardwise.ops.reduction import decide_terms
+from shardwise.ops.reducing import decide_terms
 from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.slots import decide_fold
 from shardwise.ops.terms import Reduced, reduced_of
@@ -346,59 +344,3 @@ def _linalg_norm(
 @composite("dist", functions_named(["dist"]))
 def _dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> Any:
     return torch.linalg.vector_norm(input - other, p)
-
-
-# -- along a dim -----------------------------------------------------------------------------------
-
-
-def _cumulative(name: str) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim dtype")
-        if bound is None or type(bound["dim"]) is not int:
-            return None
-        dim = bound["dim"] % max(len(call.operands[0].shape), 1)
-        return decide_cumulative(call, dim, is_product=name == "cumprod")
-
-    _rule(name, decide)
-
-
-def _cumulative_in_place(name: str) -> None:
-    function = getattr(torch, name)
-
-    @composite(f"{name}_", functions_named([f"{name}_"]))
-    def run(tensor: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        # The gradient of a product is made of its factors, which may not be overwritten.
-        given = tensor.clone() if name == "cumprod" and tensor.requires_grad else tensor
-        return tensor.copy_(function(given, dim, dtype=dtype))
-
-
-for _name in ("cumsum", "cumprod"):
-    _cumulative(_name)
-    _cumulative_in_place(_name)
-
-
-def _along(name: str, names: str, *, keeps_size: bool) -> None:
-    """A function that needs a dim whole: all others stay cut as they are."""
-
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, names)
-        if bound is None:
-            return None
-        if len(bound.results) == 1 and not keeps_size:
-            return None  # the median of all elements
-        operand = call.operands[0]
-        keeps = keeps_size or bool(bound.get("keepdim", False))
-        text = along(len(operand.shape), [bound.get("dim", -1)], keeps=keeps)
-        return None if text is None else Pattern(text, (operand,)).decide(call)
-
-    _rule(name, decide)
-
-
-for _name in ("cummax", "cummin"):
-    _along(_name, "input dim", keeps_size=True)
-for _name in ("median", "nanmedian", "mode"):
-    _along(_name, "input dim keepdim", keeps_size=False)
-_along("kthvalue", "input k dim keepdim", keeps_size=False)
-_along("logcumsumexp", "input dim", keeps_size=True)
-_along("sort", "input dim descending stable", keeps_size=True)
-_along("argsort", "input dim descending stable", keeps_size=True)

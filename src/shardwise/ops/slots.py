@@ -14,7 +14,7 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import outlines
 from shardwise.ops.phantoms import as_tie, unit_of
-from shardwise.ops.reduction import decide_whole, everywhere
+from shardwise.ops.reducing import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
 from shardwise.ops.terms import kept_box, terms_of
 from shardwise.ops.work import Use, need_of

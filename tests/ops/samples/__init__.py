@@ -1,12 +1,13 @@
 """Samples of every function that has a rule, by the rule's name: what the tests of ops run."""
 
 from tests.ops.samples import (
-    along,
     attention,
     convolution,
     elementwise,
+    fourier,
     indexing,
     joining,
+    linear_algebra,
     losses,
     normalizing,
     products,
@@ -17,12 +18,13 @@ from tests.ops.samples import (
 from shardwise.testing import Sample
 
 SAMPLES: dict[str, list[Sample]] = {
-    **along.SAMPLES,
     **attention.SAMPLES,
     **convolution.SAMPLES,
     **elementwise.SAMPLES,
+    **fourier.SAMPLES,
     **indexing.SAMPLES,
     **joining.SAMPLES,
+    **linear_algebra.SAMPLES,
     **losses.SAMPLES,
     **normalizing.SAMPLES,
     **products.SAMPLES,
