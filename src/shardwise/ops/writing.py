@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.errors import OpError
-from shardwise.geometry import Box, is_tiling
+from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.looking_up import (
     are_neighbours,
@@ -27,13 +27,14 @@ from shardwise.ops.looking_up import (
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
-from shardwise.ops.work import Spot, Use, need_of
+from shardwise.ops.work import needed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
     from shardwise.ops.rule import Call
+    from shardwise.ops.work import Spot
 
 __all__ = ["write_at", "write_at_"]
 
@@ -125,20 +126,10 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
 
 def _needed(
     operand: Operand, follows: Follows, layout: Layout, rank: int
-) -> tuple[Need, list[Spot]]:
+) -> tuple[Need, tuple[Spot, ...]]:
     """Who needs which part of an operand, and where each local box finds its own."""
-    if not len(layout):  # of a tensor without elements
-        return Need(operand.layout.bar), []
-    whole = Box.whole(operand.shape)
     parts = {box: _part(box, follows, operand.shape) for box in layout.boxes}
-    is_cut = is_tiling(list(dict.fromkeys(parts.values())), operand.shape)
-    uses = [Use(parts[box] if is_cut else whole, owner, box) for box, owner, _ in layout]
-    need, place = need_of(operand.shape, uses, rank)
-    spots = [
-        Spot(place[parts[box], box]) if is_cut else Spot(place[whole, box], parts[box].slices())
-        for box in layout.boxes_of(rank)
-    ]
-    return need, spots
+    return needed_parts(operand, layout, parts, rank)
 
 
 def _part(box: Box, follows: Follows, shape: tuple[int, ...]) -> Box:
