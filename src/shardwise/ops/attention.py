@@ -19,11 +19,11 @@ from shardwise.ops.pattern import Pattern
 from shardwise.ops.rule import Call, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Form
-    from shardwise.ops.rule import Decision, Operand
+    from shardwise.ops.rule import Decision, Invoke, Operand
 
 __all__: list[str] = []
 
@@ -101,9 +101,7 @@ class _Blocks(NamedTuple):
         """Whether torch's function takes the tensors of a block for what they are."""
         return self._is_first(space) and all(self._is_even(space, share) for share in self.shares)
 
-    def run(
-        self, invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(self, invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         query, *others = (tensors[place] for place in self.places[:3])
         pairs = zip(others, self.shares[1:], strict=True)
         key, value = (self._stretched(one, share, space) for one, share in pairs)

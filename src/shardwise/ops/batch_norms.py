@@ -27,9 +27,7 @@ from shardwise.ops.statistics import decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
 
 __all__: list[str] = []
 
@@ -107,9 +105,7 @@ def _brought(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _decide_brought(call: Call) -> Decision | None:
     x, like = call.operands
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [list(pieces[0])]
 
     return Decision(

@@ -5,7 +5,7 @@ A piece of the tensor is computed with the part of them that lies beside it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.ops.phantoms import as_tie, unit_of
 from shardwise.ops.rule import Decision, Need
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from shardwise.geometry import Layout
-    from shardwise.ops.rule import Call, Operand
+    from shardwise.ops.rule import Call, Invoke, Operand, OperandPieces, OutputPieces
     from shardwise.ops.work import Spot
 
 __all__ = ["Beside", "beside", "decide_pieces"]
@@ -67,9 +67,7 @@ def decide_pieces(
     """
     boxes = layout.boxes_of(call.rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         parts = [one.narrow_parts(held) for one, held in zip(besides, pieces[1:], strict=True)]
         found = []
         for box, *given in zip(boxes, pieces[0], *parts, strict=True):

@@ -31,11 +31,11 @@ from shardwise.ops.softmax import softmax_of_piece, softmax_times
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Layout
     from shardwise.ops.beside import Beside
-    from shardwise.ops.rule import Call, Operand
+    from shardwise.ops.rule import Call, Invoke, Operand, OperandPieces, OutputPieces
     from shardwise.ops.slots import Tensors
     from shardwise.ops.terms import Terms
 
@@ -112,9 +112,7 @@ def _decide_whole(call: Call, terms: Terms, layout: Layout, besides: Sequence[Be
     cells = {terms.reduced.result_box(cell): cell for cell in terms.holders}
     options = _Options(*call.args[3:])
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         parts = [one.narrow_parts(held) for one, held in zip(besides, pieces[1:], strict=True)]
         given = list(zip(pieces[0], *parts, strict=True))
         rows = []
@@ -208,7 +206,7 @@ class _Rows(NamedTuple):
 
 
 def _prepared(
-    pieces: Sequence[Sequence[torch.Tensor]],
+    pieces: OperandPieces,
     boxes: Sequence[Box],
     besides: Sequence[Beside],
     rows: _Rows,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardwise.ops.blocks import Block, Result
     from shardwise.ops.forms import Factor, Form, Labels
+    from shardwise.ops.rule import Invoke, OperandPieces, OutputPieces
 
 __all__ = ["decide_product"]
 
@@ -147,9 +148,7 @@ def _made(
 
     stack = _stack(form, sums, result, call.rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         if stack is not None:
             given = [spot.of(held) for spot, held in zip(sums[0][0][0], pieces, strict=True)]
             together = stack.results(given, pieces, invoke)
@@ -363,9 +362,7 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
     places = {factor.place for factor in form.factors}
     shapes = [operand.shape for operand in call.operands]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         given = [
             _hollow(held[0], shapes[k]) if k in places else held[0] for k, held in enumerate(pieces)
         ]

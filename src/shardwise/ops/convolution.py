@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Run
-    from shardwise.ops.rule import Decision, Operand
+    from shardwise.ops.rule import Decision, Invoke, Operand
 
 __all__: list[str] = []
 
@@ -105,9 +105,7 @@ def _grouped(call: Call, per_group: Scale, places: Sequence[int], dim: int) -> R
     """The convolution of a block: of whole groups at once, of parts of a group one by one."""
     num_read, num_made = per_group
 
-    def run(
-        invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         x, weight, *bias = (tensors[place] for place in places)
         first, last = space.start[dim], space.stop[dim]
         inner = (-(-first // num_made) * num_made, last // num_made * num_made)

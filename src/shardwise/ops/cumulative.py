@@ -23,10 +23,10 @@ from shardwise.ops.slots import Fold, needed_slots, slots_of
 from shardwise.ops.terms import Reduced, kept_box, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.slots import Place, Tensors
 
 __all__: list[str] = []
@@ -47,9 +47,7 @@ def _decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
     slots = slots_of(terms, _totals(dim, is_product=is_product), layout, call.rank)
     totals_of = needed_slots(terms, layout, slots.layouts[0].shape, call.rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         own = [invoke(piece) for piece in pieces[0]]
         return [*slots.kernel([own], invoke), own]
 
@@ -61,7 +59,7 @@ def _decide_cumulative(call: Call, dim: int, *, is_product: bool) -> Decision:
         before, one = unit_of(totals, (1,)), unit_of([own], (1,))
         return (one * before if is_product else one + before)[:0]
 
-    def add(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def add(pieces: OperandPieces) -> OutputPieces:
         totals, own = pieces
         found = []
         for one, box, places in zip(own, layout.boxes_of(call.rank), totals_of.places, strict=True):

@@ -21,10 +21,10 @@ from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Call, Decision
+    from shardwise.ops.rule import Call, Decision, Invoke
 
 __all__ = ["look_up", "pool", "scale_gradient"]
 
@@ -82,7 +82,7 @@ def _decide_look_up(call: Call) -> Decision:
     lead = len(ids.shape)
     row, column = lead, lead + 1
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         asked, table = tensors
         low, high = space.start[row], space.stop[row]
         if high - low == size:

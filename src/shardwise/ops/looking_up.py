@@ -23,10 +23,10 @@ from shardwise.ops.own_functions import own_function
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box, Layout
-    from shardwise.ops.rule import Call, Decision, Operand
+    from shardwise.ops.rule import Call, Decision, Invoke, Operand
 
 __all__ = [
     "are_neighbours",
@@ -167,7 +167,7 @@ def _decide_take_at(call: Call) -> Decision:
     num_after = len(left) - first
     is_whole = all(has_all(x.layout, dim) for dim in dims)
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         local, inside = [], []
         for index, dim in zip(tensors[1:], dims, strict=True):
             size = x.shape[dim]
@@ -199,7 +199,7 @@ def _decide_take_along(call: Call) -> Decision:
     of_x = tuple(ndim if d == dim else (d if x.shape[d] == sizes[d] else None) for d in range(ndim))
     of_index = tuple(d if index.shape[d] == sizes[d] else None for d in range(ndim))
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         piece, asked = tensors
         check_range(asked, x.shape[dim], what="a look-up along a dim")
         places, is_inside = within(asked, space.start[ndim], space.stop[ndim])

@@ -19,7 +19,7 @@ from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
 from shardwise.ops.work import Spot, bytes_moved, needed_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from shardwise.ops.rule import Invoke, OperandPieces, OutputPieces
 
 __all__ = ["Linear", "decide_pointwise", "pointwise", "with_dims"]
 
@@ -68,9 +68,7 @@ def decide_pointwise(
         way = min(ways, key=lambda way: way.cost)
     rows = list(zip(*way.spots, strict=True))
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [
             [
                 invoke(*[spot.of(held) for spot, held in zip(row, pieces, strict=True)])

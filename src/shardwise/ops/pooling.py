@@ -13,10 +13,10 @@ from shardwise.ops.pattern import Pattern
 from shardwise.ops.rule import Call, Rule, composite, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke
 
 __all__: list[str] = []
 
@@ -66,9 +66,7 @@ def _decide_affine_grid(call: Call) -> Decision | None:
     given = arguments_of(call, "theta size align_corners")
     size = given["size"]
 
-    def run(
-        invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         count = space.stop[0] - space.start[0]
         return F.affine_grid(tensors[0], [count, *size[1:]], given.get("align_corners"))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Run
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke
 
 __all__: list[str] = []
 
@@ -267,7 +267,7 @@ class _Product:
 def _widened(form: Form, place: int) -> Run:
     """The function on an addend that has the shape of the block's result."""
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         given = list(tensors)
         given[place] = given[place].expand([space.shape[label] for label in form.output])
         return invoke(*given)

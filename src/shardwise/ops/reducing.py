@@ -19,11 +19,11 @@ from shardwise.ops.rule import Decision, Need, Operand
 from shardwise.ops.terms import terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from shardwise.geometry import ReduceOp
     from shardwise.ops.phantoms import Phantom
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.terms import Reduced, Share, Terms
 
 __all__ = ["decide_terms", "decide_whole", "everywhere"]
@@ -39,9 +39,7 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
     """Every rank computes all of it: what tensors without elements need, which cost nothing."""
     results = outlines(call)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [[result] for result in listed_results(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
@@ -72,9 +70,7 @@ def decide_whole(
     layout = terms.layout(None)
     cells = _local_cells(terms, layout, rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         whole: dict[int, list[torch.Tensor]] = {}
         rows = []
         for cell in cells:
@@ -146,9 +142,7 @@ def decide_terms(
     rows = list(zip(cells, output.terms_of(call.rank), strict=True))
     combine = _COMBINE[op]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         whole: dict[int, torch.Tensor] = {}
         found = []
         for cell, term in rows:

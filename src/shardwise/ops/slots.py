@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardwise.ops.phantoms import Phantom
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.terms import Reduced, Share, Terms
 
 __all__ = [
@@ -91,7 +91,7 @@ class Prepared(NamedTuple):
     """What a fold is of, if not of the pieces of one operand."""
 
     needs: tuple[Need, ...]  # one per operand
-    pieces: Callable[[Sequence[Sequence[torch.Tensor]]], list[torch.Tensor]]  # one per local box
+    pieces: Callable[[OperandPieces], list[torch.Tensor]]  # one per local box
     unit: Callable[[torch.Tensor], torch.Tensor]  # what it makes of a tensor of ones
 
 
@@ -113,7 +113,7 @@ def decide_slots(
     count = len(outlines(call))
     conclude = fold.conclude or (lambda partials: fold.final(fold.merge(partials)))
 
-    def finish(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def finish(pieces: OperandPieces) -> OutputPieces:
         boxes = result.boxes_of(call.rank)
         rows = []
         for box, *partials in zip(boxes, *pieces, strict=True):
@@ -128,9 +128,7 @@ def decide_slots(
         ]
         return [as_tie(one) for one in conclude(tuple(units))]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         made = pieces if prepared is None else [prepared.pieces(pieces)]
         return slots.kernel(made, invoke)
 
@@ -168,9 +166,7 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
         for local in [layout.boxes_of(rank) for layout in layouts]
     ]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         lifted: dict[int, Tensors] = {}
 
         def partial(share: Share) -> Tensors:

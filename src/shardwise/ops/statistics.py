@@ -7,7 +7,7 @@ them. The gradients of the statistics come back in one exchange too: each piece 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.geometry import Box
 from shardwise.ops.phantoms import as_tie, unit_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Layout
     from shardwise.ops.beside import Beside
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.slots import Place
     from shardwise.ops.terms import Terms
 
@@ -84,9 +84,7 @@ def decide_with_statistics(
     more = terms.layout("sum").bar  # of each further result
     ends = _Ends(finish, terms, boxes, needed.places, tuple(besides), more.boxes_of(call.rank))
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         # Once for both ends, so that the parts of a gradient are added before they are rounded.
         wides = [finish.wide(piece) for piece in pieces[0]]
         partials = [
@@ -139,7 +137,7 @@ class _Ends(NamedTuple):
     besides: tuple[Beside, ...]
     more_boxes: Sequence[Box]  # of the local pieces of further results
 
-    def kernel(self, pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def kernel(self, pieces: OperandPieces) -> OutputPieces:
         received, wides, given, *others = pieces
         finish, ndim = self.finish, len(self.terms.reduced.shape)
         parts = [one.parts(held) for one, held in zip(self.besides, others, strict=True)]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.work import Spot
 
 __all__ = ["write_at", "write_at_"]
@@ -106,9 +106,7 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
     ]
     rows = list(zip(*[spots for _, spots in found], strict=True)) if found else [()] * len(boxes)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         results = []
         for box, piece, row in zip(boxes, pieces[0], rows, strict=True):
             given = [spot.of(held) for spot, held in zip(row, pieces[1:], strict=True)]
@@ -148,7 +146,7 @@ def _written(
     box: Box,
     piece: torch.Tensor,
     given: Sequence[torch.Tensor],
-    invoke: Callable[..., Any],
+    invoke: Invoke,
 ) -> torch.Tensor:
     """A box after the write. [Note: owners write]"""
     count = len(write.dims)
