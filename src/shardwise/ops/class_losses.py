@@ -23,7 +23,7 @@ from shardwise.geometry import Box
 from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.phantoms import unit_of
+from shardwise.ops.phantoms import as_tie, unit_of
 from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
 from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
@@ -129,7 +129,7 @@ def _decide_whole(call: Call, terms: Terms, layout: Layout, besides: Sequence[Be
         ones = unit_of(ties[:1], (1,) * ndim)
         target = torch.zeros((1,) * (ndim - 1), dtype=torch.int64, device=ones.device)
         weight = ones.detach().reshape(1) if len(besides) > 1 else None
-        return [one.reshape(-1)[:0] for one in _row_losses(ones, target, weight, *options)]
+        return [as_tie(one) for one in _row_losses(ones, target, weight, *options)]
 
     return Decision(
         (Need(layout), *[one.need for one in besides]), (output, output), kernel, phantom=phantom

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from shardwise.ops.call_arguments import place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
-from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
+from shardwise.ops.looking_up import has_all, with_zeros_outside, within
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
 
@@ -101,7 +102,7 @@ def _decide_look_up(call: Call) -> Decision:
 
 
 def _phantom(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    return phantom_of_fractions(*others)
+    return tie_of_operands(*others)
 
 
 def _decide_pool(call: Call) -> Decision:

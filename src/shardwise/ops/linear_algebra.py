@@ -67,7 +67,7 @@ def _decide_matrices(names: str, text: str) -> Callable[[Call], Decision | None]
 
 def _fitting(text: str, call: Call, tensors: Sequence[Operand]) -> str:
     """The text for one right side in place of many: a vector, in `solve` only."""
-    if getattr(call.function, "__name__", "") != "linalg_solve":
+    if call.name != "linalg_solve":
         return text
     left, right = (one.shape for one in tensors)
     is_vector = len(right) == 1 or right == left[:-1]

@@ -20,6 +20,7 @@ from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ __all__ = [
     "dim_of",
     "has_all",
     "indexed_shape",
-    "phantom_of_fractions",
     "take_along",
     "take_at",
     "with_zeros_outside",
@@ -108,13 +108,6 @@ def with_zeros_outside(found: torch.Tensor, is_inside: torch.Tensor) -> torch.Te
     return torch.where(is_inside, found, found.new_zeros(()))
 
 
-def phantom_of_fractions(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """What comes of the first operand and all others that may have a gradient."""
-    fractions = [one for one in others if one.is_floating_point() or one.is_complex()]
-    empty = [one.reshape(-1)[:0].to(first.dtype) for one in (first, *fractions)]
-    return functools.reduce(torch.add, empty)
-
-
 def dim_of(call: str, dim: int, ndim: int) -> int:
     """The dim, counted from 0."""
     if not -max(ndim, 1) <= dim < max(ndim, 1):
@@ -180,7 +173,7 @@ def _decide_take_at(call: Call) -> Decision:
         return with_zeros_outside(found, mask.reshape(*mask.shape, *[1] * num_after))
 
     form = Form((*x.shape, *block), tuple(factors), output, run=None if is_whole else run)
-    return replace(decide_product(call, form), phantom=phantom_of_fractions)
+    return replace(decide_product(call, form), phantom=tie_of_operands)
 
 
 def _decide_take_along(call: Call) -> Decision:
@@ -211,7 +204,7 @@ def _decide_take_along(call: Call) -> Decision:
         tuple(range(ndim)),
         run=None if has_all(x.layout, dim) else run,
     )
-    return replace(decide_product(call, form), phantom=phantom_of_fractions)
+    return replace(decide_product(call, form), phantom=tie_of_operands)
 
 
 register(Rule("take_at", _decide_take_at), [take_at])

@@ -16,6 +16,7 @@ from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import aligned, names_of
+from shardwise.ops.phantoms import as_tie
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def _mismatch(
     call: Call, operands: Sequence[Operand], what: str = "", *, expected: str = "shapes that fit"
 ) -> OpError:
     return OpError(
-        what or str(getattr(call.function, "__name__", call.function)),
+        what or call.name,
         rank=call.rank,
         expected=expected,
         got=" and ".join(str(operand.shape) for operand in operands),
@@ -277,7 +278,7 @@ def _widened(form: Form, place: int) -> Run:
 
 def _empty_addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     product = torch.mv(matrix, vector)
-    return product + addend.reshape(-1)[:0].to(product.dtype)
+    return product + as_tie(addend).to(product.dtype)
 
 
 def _empty_product(*tensors: torch.Tensor) -> torch.Tensor:

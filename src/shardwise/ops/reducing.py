@@ -15,7 +15,7 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import listed_results, outlines
 from shardwise.ops.phantoms import phantom_of_one
-from shardwise.ops.rule import Decision, Need, Operand
+from shardwise.ops.rule import Decision, Need
 from shardwise.ops.terms import terms_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def decide_terms(
     operand = call.operands[0]
     if not math.prod(operand.shape):
         return everywhere(call)
-    layout = _linear_layout(operand) if passes_terms else operand.layout.bar
+    layout = operand.linear_layout if passes_terms else operand.layout.bar
     terms = terms_of(layout, reduced, call.rank)
     phantom = phantom_of_one(call)
     if terms.is_whole and layout.pending is None:
@@ -167,11 +167,6 @@ def decide_terms(
     return Decision(
         (Need(layout),), (output,), kernel, finish=_finish((output,), (wanted,)), phantom=phantom
     )
-
-
-def _linear_layout(operand: Operand) -> Layout:
-    """The operand's own layout if its pending sum passes through, else with nothing pending."""
-    return operand.layout if operand.is_linear_sum else operand.layout.bar
 
 
 def _weights(layout: Layout, reduced: Reduced, rank: int, *, is_mean: bool) -> list[float]:

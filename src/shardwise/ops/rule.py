@@ -67,6 +67,11 @@ class Operand(NamedTuple):
         has_fractions = self.dtype.is_floating_point or self.dtype.is_complex
         return has_fractions and self.layout.pending in ("sum", "avg")
 
+    @property
+    def linear_layout(self) -> Layout:
+        """Where a linear function needs it: as it is, or without what may not stay pending."""
+        return self.layout if self.is_linear_sum else self.layout.bar
+
 
 class Call(NamedTuple):
     """A call of a torch function, as a rule sees it."""
@@ -78,6 +83,11 @@ class Call(NamedTuple):
     ranks: tuple[int, ...]  # of the group, ascending
     rank: int  # this one, for the kernel; the layouts may not depend on it
     needs_grad: bool = False  # whether a gradient will be asked for; of rules that read it
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return str(getattr(self.function, "__name__", self.function))
 
     def invoke(self, *tensors: torch.Tensor) -> Any:
         """What the function gives on these tensors in place of the operands."""

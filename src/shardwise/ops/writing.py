@@ -22,10 +22,10 @@ from shardwise.ops.looking_up import (
     check_range,
     dim_of,
     indexed_shape,
-    phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.work import needed_parts
 
@@ -117,7 +117,7 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
         (Need(layout), *[need for need, _ in found]),
         (layout,),
         kernel,
-        phantom=phantom_of_fractions,
+        phantom=tie_of_operands,
         is_in_place=write.in_place,
     )
 
@@ -154,7 +154,7 @@ def _written(
         size = shape[dim]
         check_range(index, size, what=write.name, least=write.least * size)
     if box.is_empty:  # in the graph of all operands all the same
-        tie = phantom_of_fractions(piece, *given).reshape(piece.shape)
+        tie = tie_of_operands(piece, *given).reshape(piece.shape)
         return piece.copy_(tie) if write.in_place else tie
     if all(box.shape[dim] == shape[dim] for dim in write.dims):
         result: torch.Tensor = invoke(piece, *given)
@@ -278,7 +278,7 @@ for _name in ("index_add", "index_copy"):
 
 
 def _decide_scatter(call: Call) -> Decision | None:
-    name = str(call.function.__name__)
+    name = call.name
     in_place = name.endswith("_")
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
@@ -297,7 +297,7 @@ def _decide_scatter(call: Call) -> Decision | None:
 
 def _decide_fill(call: Call) -> Decision | None:
     """`index_fill`, of whose value the gradient counts an index that stands twice once."""
-    name = str(call.function.__name__)
+    name = call.name
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
     x, values = call.operands[0], call.operands[2:]
