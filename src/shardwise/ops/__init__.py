@@ -1,4 +1,9 @@
-"""Layer 6: one table from torch functions to rules, which see layouts and local pieces only."""
+"""Layer 6: one table from torch functions to rules, which see layouts and local pieces only.
+
+`rule.py` says what a rule is. How a family of functions works (`pointwise.py`, `contraction.py`,
+`reducing.py`) stands apart from the names of its functions (`elementwise.py`, `products.py`,
+`reductions.py`), unless they are few. `docs/architecture.md` has all families and their files.
+"""
 
 from shardwise.ops import (  # noqa: F401  # they fill the table
     attention,
