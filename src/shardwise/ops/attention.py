@@ -36,7 +36,7 @@ def _decide(call: Call) -> Decision | None:
         return None  # which torch refuses
     outlines(call)  # raises what torch raises
     if len(tensors) > 3:
-        _check_mask(call, *tensors)
+        _check_mask(call, tensors[0], tensors[1], tensors[3])
     if arguments_of(call, _ARGUMENTS).get("dropout_p") or not tensors[0].shape[-1]:
         return None  # `_in_steps`; without features, all keys weigh the same
     is_grouped = call.kwargs.get("enable_gqa", False)
@@ -57,7 +57,7 @@ def _decide(call: Call) -> Decision | None:
     return decide_product(call, replace(form, run=blocks.run, is_own=blocks.is_own))
 
 
-def _check_mask(call: Call, query: Operand, key: Operand, value: Operand, mask: Operand) -> None:
+def _check_mask(call: Call, query: Operand, key: Operand, mask: Operand) -> None:
     """Refuses what torch refuses, too, but not of outlines: a mask of more than the scores."""
     heads = -3 if call.kwargs.get("enable_gqa", False) else -2
     batch = torch.broadcast_shapes(query.shape[:heads], key.shape[:heads])

@@ -340,7 +340,7 @@ def _flat_index(
     return index
 
 
-def top(reduced: Reduced, k: int, *, dim: int, largest: bool) -> Fold:
+def top(k: int, *, dim: int, largest: bool) -> Fold:
     """The `k` largest (or smallest) elements along `dim`, and their indices."""
 
     def lift(piece: torch.Tensor, box: Box) -> Tensors:

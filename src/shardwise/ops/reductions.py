@@ -199,7 +199,7 @@ def _topk(read: _Read) -> Decision | None:
     reduced = reduced_of(operand, read.get("dim", -1), True, width=k)
     if reduced is None or not reduced.dims or not k:
         return None
-    fold = folds.top(reduced, k, dim=reduced.dims[0], largest=read.get("largest", True))
+    fold = folds.top(k, dim=reduced.dims[0], largest=read.get("largest", True))
     return decide_fold(read.call, reduced, fold, pack=_packed("topk"))
 
 

@@ -56,7 +56,7 @@ def write_at(
 
     With `accumulate`, `+=`, where an element may be written several times.
     """
-    written: torch.Tensor = _aten.index_put(x, _index(x, indices, dims), values, accumulate)
+    written: torch.Tensor = _aten.index_put(x, _index(indices, dims), values, accumulate)
     return written
 
 
@@ -69,11 +69,11 @@ def write_at_(
     accumulate: bool,
 ) -> torch.Tensor:
     """The same in place."""
-    _aten.index_put_(x, _index(x, indices, dims), values, accumulate)
+    _aten.index_put_(x, _index(indices, dims), values, accumulate)
     return x
 
 
-def _index(x: torch.Tensor, indices: Sequence[torch.Tensor], dims: tuple[int, ...]) -> Any:
+def _index(indices: Sequence[torch.Tensor], dims: tuple[int, ...]) -> Any:
     """As `index_put` takes it: None for a dim that is not indexed."""
     by_dim = dict(zip(dims, indices, strict=True))
     return [by_dim.get(dim) for dim in range(max(dims) + 1)]
