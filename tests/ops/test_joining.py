@@ -6,37 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.test_pointwise import RANKS, layout, moved, pending
+from tests.ops.deciding import RANKS, decide, layout, moved, pending
 from torch.nn import functional as F
 
 import shardwise
 from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
-from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.ops.rearranging import roll
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-
-
-def decide(
-    func: Any, *args: Any, rank: int = 0, dtypes: Any = None, plain: tuple[int, ...] = ()
-) -> Decision:
-    found: list[Operand] = []
-
-    def seen(arg: Any) -> Any:
-        if isinstance(arg, list):
-            return tuple(map(seen, arg))
-        if not isinstance(arg, Layout):
-            return arg
-        dtype = torch.float32 if dtypes is None else dtypes[len(found)]
-        found.append(Operand(arg, dtype, is_plain=len(found) in plain))
-        return found[-1]
-
-    given = tuple(map(seen, args))
-    decision = RULES[func].decide(Call(func, given, {}, tuple(found), RANKS, rank))
-    assert decision is not None
-    return decision
 
 
 def _ones(spec: str) -> Any:

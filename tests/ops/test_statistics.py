@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.ops.parameters import sharded
 from torch import nn
 from torch.nn import functional as F
 
 import shardwise
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-from shardwise.testing.op_check import layout_kinds, shards_of_full
+from shardwise.testing.op_check import layout_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +43,9 @@ SPECS = {"rows": "chunk(0)", "columns": "chunk(1)", "grid": "grid([2, 2])", "one
 
 
 def _given(full: torch.Tensor, spec: str, *, has_grad: bool = True) -> Any:
-    members = communicator()
-    layout = parse_spec(spec, ranks=sorted(members.ranks), device="cpu").layout(tuple(full.shape))
-    shards = [
-        shard.requires_grad_(has_grad)
-        for shard in shards_of_full(full, layout).get(members.rank, [])
-    ]
-    return wrap(make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=has_grad))
+    ranks = sorted(communicator().ranks)
+    layout = parse_spec(spec, ranks=ranks, device="cpu").layout(tuple(full.shape))
+    return sharded(full, layout, requires_grad=has_grad)
 
 
 @pytest.mark.parametrize("cut", SPECS)
