@@ -423,6 +423,28 @@ def test_third_derivatives_are_those_of_full_tensors(specs: tuple[str, ...]) -> 
     check_gradients(loss, [(4, 6), (5, 6), (5,)], specs)
 
 
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ("chunk(1)", "chunk(1)", "replicate()"),
+        ("partial()", "chunk(1)", "replicate()"),
+        ("chunk(1)", "chunk(1)", "on_rank(0)"),
+    ],
+)
+def test_the_gradient_of_a_bias_has_gradients(specs: tuple[str, ...], order: int) -> None:
+    """All ranks with a term of the sum have the gradient of the bias; one of them hands on."""
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        found = (whole(F.linear(*given)) ** 4).sum() / 1000
+        for _ in range(order - 1):
+            grads = torch.autograd.grad(found, given, create_graph=True)
+            found = torch.stack([(whole(grad) ** 2).sum() for grad in grads]).sum()
+        return found
+
+    check_gradients(loss, [(4, 6), (5, 6), (5,)], specs)
+
+
 def test_a_given_gradient_of_a_pending_sum_has_a_gradient() -> None:
     def loss(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         (grad,) = torch.autograd.grad(x @ w, x, v, create_graph=True)

@@ -86,7 +86,23 @@ class _Muted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+        if not torch.is_grad_enabled():
+            return grad
+        found: torch.Tensor = _Echo.apply(grad)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Echo(torch.autograd.Function):
+    """A tensor as it is, whose gradient is muted. [Note: muted addends]"""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Muted.apply(grad)  # type: ignore[no-untyped-call]
+        return found
 
 
 Spots = dict[int, _Spot]  # by the place of the operand
@@ -311,7 +327,8 @@ def _addend_need(
 
     [Note: muted addends] It is added to one term of each box: the lowest. But all terms have the
     whole gradient of the sum, and so that of the addend: where all ranks hold it already, they
-    take its gradient from their own term, and none is sent.
+    take its gradient from their own term, and none is sent. The gradient of that gradient counts
+    once, as the addend does: it is muted on the same ranks.
     """
     operand = call.operands[addend.place]
     parts = {entry.box: _addend_part(form, addend.labels, entry.box) for entry in result.blocks}
