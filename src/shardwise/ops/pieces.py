@@ -286,9 +286,10 @@ def _made(
     """What a recipe gives: memory of its own, unless it is joined with others at once."""
     if isinstance(recipe, _Joined):
         parts = [_made(one, pieces, invoke, is_joined=True) for one in recipe.recipes]
-        if recipe.dim is not None:
-            return torch.cat(parts, recipe.dim)
-        return torch.cat([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
+        if recipe.dim is None:
+            return _in_a_row(parts).reshape(parts[0].shape)
+        is_row = parts[0].dim() == 1
+        return _in_a_row(parts).reshape(-1) if is_row else torch.cat(parts, recipe.dim)
     found = _part_of(recipe, pieces, invoke)
     return found if recipe.part.is_new or is_joined else found.clone()
 
@@ -299,12 +300,20 @@ def _part_of(made: _Made, pieces: OperandPieces, invoke: Invoke) -> torch.Tensor
     return found
 
 
+def _in_a_row(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements, of shape (1, n).
+
+    Not of shape (n,): of tensors of shape (0,) torch's `cat` has no gradients of gradients.
+    """
+    return torch.cat([part.reshape(1, -1) for part in parts], 1)
+
+
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor, following from the others too, for the sake of their graphs."""
     followed = [other for other in others if other.requires_grad]
     if not followed or not torch.is_grad_enabled():
         return tensor
-    return torch.cat([tensor.reshape(-1), tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
+    return _in_a_row([tensor, tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
 
 
 def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
