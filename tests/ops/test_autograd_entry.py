@@ -161,9 +161,9 @@ def _autocast(case: Sequence[Pair]) -> None:
     (x, y), (full_x, full_y) = _each(case)
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = _function(x, y), _function(full_x, full_y)
-        product = torch.mm(x, y.t())
+        product, full_product = (torch.mm(a.float(), b.float().t()) for a, b in _each(case))
+        assert product.dtype == full_product.dtype == torch.bfloat16
     check_same(found, expected, "autocast")
-    assert product.dtype == torch.mm(full_x, full_y.t()).dtype or product.dtype == torch.bfloat16
     for one in (found, expected):
         _whole(one).sum().backward()
     _check_grads(case, "autocast")

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.deciding import ITEMSIZE, RANKS, decide, everywhere, layout, moved
 
 import shardwise
 from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
-from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
 from shardwise.testing.strategies import layouts
@@ -24,45 +24,15 @@ from shardwise.transfer import plan_reshard
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-WORLD_SIZE = 4
-RANKS = tuple(range(WORLD_SIZE))
+    from shardwise.ops import Decision
+
+WORLD_SIZE = len(RANKS)
 M, K, N = 8, 12, 4
 X, W = (M, K), (K, N)
 
 
-def layout(spec: str, shape: tuple[int, ...]) -> Layout:
-    return parse_spec(spec, ranks=RANKS, device="cpu").layout(shape)
-
-
-def everywhere(shape: tuple[int, ...]) -> Layout:
-    return layout("replicate()", shape)
-
-
-def decide(
-    function: Any,
-    *held: Layout,
-    rank: int = 0,
-    plain: Sequence[int] = (),
-    before: Sequence[Any] = (),
-    **kwargs: Any,
-) -> Decision:
-    operands = tuple(Operand(one, torch.float64, is_plain=k in plain) for k, one in enumerate(held))
-    call = Call(function, (*before, *operands), kwargs, operands, RANKS, rank)
-    found = RULES[function].decide(call)
-    assert found is not None
-    return found
-
-
 def einsum(equation: str, *held: Layout, rank: int = 0) -> Decision:
-    return decide(torch.einsum, *held, rank=rank, before=[equation])
-
-
-def moved(decision: Decision, *held: Layout) -> int:
-    """Bytes that the decision moves."""
-    return sum(
-        plan_reshard(one, need.layout, 8).total_bytes
-        for one, need in zip(held, decision.needs, strict=True)
-    )
+    return decide(torch.einsum, equation, *held, rank=rank)
 
 
 def terms(work: Layout | None) -> list[int] | None:
@@ -229,7 +199,7 @@ def test_an_addend_that_is_cut_otherwise_is_moved() -> None:
 def test_the_smaller_operand_follows_if_owners_do_not_meet(rows: int, columns: int) -> None:
     x, w = layout("chunk(0)", (rows, K)), layout("chunk(1)", (K, columns))
     found = decide(torch.mm, x, w)
-    assert moved(found, x, w) == min(rows, columns) * K * 8 * (WORLD_SIZE - 1)
+    assert moved(found, x, w) == min(rows, columns) * K * ITEMSIZE * (WORLD_SIZE - 1)
     stays = "chunk(0)" if rows > columns else "chunk(1)"
     assert found.outputs == (layout(stays, (rows, columns)),)
 
@@ -238,7 +208,7 @@ def test_a_weight_on_one_rank_goes_where_the_rows_are() -> None:
     x, w = layout("chunk(0)", (64, K)), layout("on_rank(3)", W)
     found = decide(torch.mm, x, w)
     assert found.needs[1].layout == everywhere(W)
-    assert moved(found, x, w) == 3 * K * N * 8
+    assert moved(found, x, w) == 3 * K * N * ITEMSIZE
 
 
 def test_a_pending_operand_is_reduced_to_where_the_other_is() -> None:
@@ -246,7 +216,7 @@ def test_a_pending_operand_is_reduced_to_where_the_other_is() -> None:
     found = decide(torch.mm, x, w)
     assert found.needs[0].layout == layout("chunk(1)", X)
     assert found.outputs[0].pending == "sum"
-    assert moved(found, x, w) == M * K * 8 * (WORLD_SIZE - 1)  # each part goes to its owner
+    assert moved(found, x, w) == M * K * ITEMSIZE * (WORLD_SIZE - 1)  # each part goes to its owner
 
 
 def test_a_pending_operand_is_reduced_in_place_where_it_meets_the_other() -> None:
@@ -273,8 +243,8 @@ def test_no_more_moves_than_for_the_better_of_two_that_follow(x: Layout, w: Layo
     w_to_x = Layout(w.shape, [Box.whole(w.shape)] * len(x.ranks), x.ranks)
     x_to_w = Layout(x.shape, [Box.whole(x.shape)] * len(w.ranks), w.ranks)
     most = min(
-        plan_reshard(w, w_to_x, 8).total_bytes,
-        plan_reshard(x, x_to_w, 8).total_bytes,
+        plan_reshard(w, w_to_x, ITEMSIZE).total_bytes,
+        plan_reshard(x, x_to_w, ITEMSIZE).total_bytes,
     )
     assert moved(found, x, w) <= most
 
@@ -449,6 +419,28 @@ def test_third_derivatives_are_those_of_full_tensors(specs: tuple[str, ...]) -> 
         (first,) = torch.autograd.grad((out**4).sum(), w, create_graph=True)
         (second,) = torch.autograd.grad((whole(first) ** 2).sum(), x, create_graph=True)
         return (whole(second) ** 2).sum()
+
+    check_gradients(loss, [(4, 6), (5, 6), (5,)], specs)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ("chunk(1)", "chunk(1)", "replicate()"),
+        ("partial()", "chunk(1)", "replicate()"),
+        ("chunk(1)", "chunk(1)", "on_rank(0)"),
+    ],
+)
+def test_the_gradient_of_a_bias_has_gradients(specs: tuple[str, ...], order: int) -> None:
+    """All ranks with a term of the sum have the gradient of the bias; one of them hands on."""
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        found = (whole(F.linear(*given)) ** 4).sum() / 1000
+        for _ in range(order - 1):
+            grads = torch.autograd.grad(found, given, create_graph=True)
+            found = torch.stack([(whole(grad) ** 2).sum() for grad in grads]).sum()
+        return found
 
     check_gradients(loss, [(4, 6), (5, 6), (5,)], specs)
 

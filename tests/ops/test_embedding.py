@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.parameters import sharded
 
 import shardwise
-from shardwise.comm.process_group import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.geometry import Box, Layout
-from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import wrap
 from shardwise.testing import Sample, check_op
-from shardwise.testing.op_check import layout_kinds, shards_of_full
+from shardwise.testing.op_check import layout_kinds
 from shardwise.testing.strategies import examples, layouts
 
 ROWS, WIDTH, WORLD_SIZE = 7, 4, 3
@@ -41,9 +39,7 @@ TABLES = {
 
 def table(layout: Layout) -> Any:
     """The table as a leaf in `layout`."""
-    members = communicator()
-    shards = [s.requires_grad_() for s in shards_of_full(TABLE, layout).get(members.rank, [])]
-    return wrap(make_state(layout, shards, group=members, dtype=TABLE.dtype, requires_grad=True))
+    return sharded(TABLE, layout, requires_grad=True)
 
 
 def check_pieces(found: Any, expected: Any) -> None:
@@ -148,18 +144,6 @@ def test_bags_of_two_dims_and_of_offsets_that_include_the_last() -> None:
     check_own(layout, IDS, rows, lambda ids, w: [rows(one, w) for one in ids])
     bags = [(ids, torch.tensor([*offsets, len(ids)])) for ids, offsets in BAGS]
     check_own(layout, bags, last, lambda bags, w: [last(bag, w) for bag in bags])
-
-
-@pytest.mark.parametrize("with_offsets", [False, True])
-@pytest.mark.parametrize("holder", [0, 1])
-def test_boxes_without_ids_have_no_bags(holder: int, with_offsets: bool) -> None:
-    """An empty box beside the ids of a bag is no second piece of it."""
-    shape: tuple[int, ...] = (6,) if with_offsets else (3, 2)
-    empty = Box((6,), (6,)) if with_offsets else Box((0, 2), (3, 2))
-    ids = Layout(shape, [Box.whole(shape), empty], [0, holder])
-    offsets = torch.tensor([0, 2]) if with_offsets else None
-    sample = Sample(lambda i, w: F.embedding_bag(i, w, offsets), (shape, (7, 3)), ("bits", "real"))
-    check_op(sample, [ids, layout_kinds((7, 3))["on the last rank"]])
 
 
 def test_large_ids_beside_weights_are_exact() -> None:
@@ -372,10 +356,17 @@ def test_owners_send_exactly_the_rows_that_are_asked_for() -> None:
     assert [event[0] for event in results[0]] == [name] * 3 + [f"backward of {name}"]
 
 
+@pytest.mark.parametrize("holders", [(0, 0), (0, 1), (0, 1, 2)])  # the last of the empty box
+@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("shape", [(3, 2), (6,)])
-def test_boxes_without_elements_have_no_bags(shape: tuple[int, ...]) -> None:
-    nothing = Box((0,) * len(shape), (*shape[:-1], 0))
-    ids = Layout(shape, [Box.whole(shape), Box.whole(shape), nothing], [0, 1, 2])
+def test_boxes_without_elements_have_no_bags(
+    shape: tuple[int, ...], is_last: bool, holders: tuple[int, ...]
+) -> None:
+    """An empty box beside the ids of a bag is no second piece of it."""
+    whole = Box.whole(shape)
+    at = shape[-1] if is_last else 0
+    boxes = [*[whole] * (len(holders) - 1), whole.with_range(len(shape) - 1, at, at)]
+    ids = Layout(shape, boxes, holders)
     offsets = torch.tensor([0, 2]) if len(shape) == 1 else None
     sample = Sample(
         lambda ids, weight: F.embedding_bag(ids, weight, offsets),

@@ -306,7 +306,7 @@ def test_norms_with_gradient() -> None:
 
 def test_reductions_of_other_kinds() -> None:
     def on_rank(rank: int) -> None:
-        every = [pair for pair in pairs(WORLD_SIZE)]
+        every = pairs(WORLD_SIZE)
         given, full = [p.given.detach() for p in every], [p.full.detach() for p in every]
         for one, reference in zip(torch._foreach_max(given), torch._foreach_max(full), strict=True):
             check_same(one, reference, "max")

@@ -120,7 +120,7 @@ def test_parameters_without_gradient_are_left_out() -> None:
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
 def test_all_ranks_skip_a_step_that_one_cannot_make(options: dict[str, Any]) -> None:
     def on_rank(rank: int) -> None:
-        every = [pair for pair in pairs(WORLD_SIZE, [(5, 4), (6,)])]
+        every = pairs(WORLD_SIZE, [(5, 4), (6,)])
         full, given = [p.full for p in every], [p.given for p in every]
         optimizers = [torch.optim.AdamW(p, **options) for p in (given, full)]
         scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]

@@ -1,42 +1,24 @@
-"""What functions that join or rearrange decide, without processes; and what they never share."""
+"""What functions that join or rearrange decide, what they never share, and their graphs."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from tests.ops.test_pointwise import RANKS, layout, moved, pending
+from tests.ops.deciding import RANKS, decide, layout, moved, pending
+from tests.ops.parameters import sharded
 from torch.nn import functional as F
 
 import shardwise
 from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
-from shardwise.ops import RULES, Call, Decision, Operand
 from shardwise.ops.rearranging import roll
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-
-
-def decide(
-    func: Any, *args: Any, rank: int = 0, dtypes: Any = None, plain: tuple[int, ...] = ()
-) -> Decision:
-    found: list[Operand] = []
-
-    def seen(arg: Any) -> Any:
-        if isinstance(arg, list):
-            return tuple(map(seen, arg))
-        if not isinstance(arg, Layout):
-            return arg
-        dtype = torch.float32 if dtypes is None else dtypes[len(found)]
-        found.append(Operand(arg, dtype, is_plain=len(found) in plain))
-        return found[-1]
-
-    given = tuple(map(seen, args))
-    decision = RULES[func].decide(Call(func, given, {}, tuple(found), RANKS, rank))
-    assert decision is not None
-    return decision
+from shardwise.testing.op_check import layout_kinds
 
 
 def _ones(spec: str) -> Any:
@@ -181,6 +163,44 @@ def test_plain_tensors_in_lists_are_asked_about() -> None:
             torch.cat([x, torch.ones(2, 4)])
 
     on_ranks(run)
+
+
+TWICE: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "cat": (lambda x, y: torch.cat([x, y]), ((4,), (2,))),
+    "cat of nothing": (lambda x, y: torch.cat([x, y * y]), ((4,), (0,))),
+    "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 0, 1, 3), ((4, 3), (2, 3))),
+    "select_scatter": (lambda x, y: torch.select_scatter(x, y, 0, 1), ((4,), ())),
+    "roll": (lambda x, y: x.roll(2) * y, ((5,), ())),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_pieces_without_elements_answer_in_backward_of_backward(name: str) -> None:
+    call, shapes = TWICE[name]
+
+    def second(*given: Any) -> list[torch.Tensor]:
+        found = whole(call(*given))
+        weights = torch.arange(1.0, 1.0 + found.numel(), dtype=found.dtype).view(found.shape)
+        grads = torch.autograd.grad(((found * weights) ** 3).sum(), given, create_graph=True)
+        loss = torch.stack([(whole(grad) ** 2).sum() for grad in grads]).sum()
+        again = torch.autograd.grad(loss, given)
+        return [whole(one) for one in again]
+
+    def whole(tensor: Any) -> Any:
+        return tensor.full_tensor() if isinstance(tensor, shardwise.ShardedTensor) else tensor
+
+    full = Sample(call, shapes).tensors()
+    expected = second(*[one.clone().requires_grad_() for one in full])
+    kinds = [layout_kinds(shape, world_size=3).values() for shape in shapes]
+
+    def run(rank: int) -> None:
+        for held in itertools.product(*kinds):
+            pairs = zip(full, held, strict=True)
+            given = [sharded(one, cut, requires_grad=True) for one, cut in pairs]
+            with shardwise.implicit_comm("allow"):
+                torch.testing.assert_close(second(*given), expected)
+
+    simulate(run, 3)
 
 
 def test_pieces_that_a_view_leaves_out_answer_in_backward() -> None:

@@ -50,6 +50,7 @@ REAL = torch.tensor([1.5, 2.5, 3.5])
         (HALVES, lambda p: p.bool()),
         (HALVES, lambda p: p.type(torch.int64)),
         (HALVES, lambda p: p.double() * 3),
+        (HALVES, lambda p: p.sum(0, dtype=torch.int64)),
     ],
 )
 def test_the_sum_comes_first_where_it_matters(

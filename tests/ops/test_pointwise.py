@@ -6,38 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ops.deciding import ITEMSIZE, RANKS, decide, layout, moved, pending
 
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
-from shardwise.ops import RULES, Call, Decision, Operand
-from shardwise.ops.work import bytes_moved
-from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-
-RANKS = (0, 1, 2, 3)
-
-
-def layout(spec: str, shape: tuple[int, ...]) -> Layout:
-    return parse_spec(spec, ranks=RANKS, device="cpu").layout(shape)
-
-
-def pending(shape: tuple[int, ...]) -> Layout:
-    return Layout(shape, [Box.whole(shape)] * 4, RANKS, terms=RANKS, pending="sum")
-
-
-def decide(func: Any, *args: Any, rank: int = 0) -> Decision:
-    seen = [Operand(arg, torch.float32) if isinstance(arg, Layout) else arg for arg in args]
-    operands = tuple(arg for arg in seen if isinstance(arg, Operand))
-    found = RULES[func].decide(Call(func, tuple(seen), {}, operands, RANKS, rank))
-    assert found is not None
-    return found
-
-
-def moved(found: Decision, *layouts: Layout) -> int:
-    return sum(
-        bytes_moved(Operand(one, torch.float32), need)
-        for one, need in zip(layouts, found.needs, strict=True)
-    )
 
 
 def test_operands_come_together_on_the_cheaper_side() -> None:
@@ -46,7 +19,7 @@ def test_operands_come_together_on_the_cheaper_side() -> None:
     for pair in ((rows, near), (near, rows)):
         found = decide(torch.add, *pair)
         assert found.outputs == (pair[0],)  # both ways cost the same: the first stays
-        assert moved(found, *pair) == 8 * 4
+        assert moved(found, *pair) == 8 * ITEMSIZE
     for pair in ((rows, everywhere), (everywhere, rows)):
         found = decide(torch.maximum, *pair)
         assert found.outputs == (rows,)  # which sends nothing; the other way gathers
@@ -124,7 +97,7 @@ def test_in_place_the_first_operand_stays() -> None:
     found = decide(torch.Tensor.add_, x, y)
     assert found.is_in_place
     assert found.outputs == (x,)
-    assert moved(found, x, y) == 6 * 8 * 4
+    assert moved(found, x, y) == 6 * 8 * ITEMSIZE
     with pytest.raises(OpError, match=r"add_ in place.*shape"):
         decide(torch.Tensor.add_, layout("chunk(0)", (1, 8)), y)
 

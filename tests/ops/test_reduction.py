@@ -9,19 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.deciding import decide
+from tests.ops.parameters import sharded
 
 import shardwise
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
 from shardwise.geometry import Box, Layout
-from shardwise.ops import RULES, Call, Decision, Operand
+from shardwise.ops import Operand
 from shardwise.ops.terms import Reduced, reduced_of, terms_of
 from shardwise.sharded_tensor.resharding import reshard_state
-from shardwise.sharded_tensor.state import make_state
 from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-from shardwise.testing.op_check import layout_kinds, shards_of_full
+from shardwise.testing.op_check import layout_kinds
 from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import plan_reshard
 
@@ -62,11 +63,10 @@ WITHOUT_GRADIENT = ("count_nonzero", "argmin")
 
 def _given(full: torch.Tensor, to: Layout | str) -> Any:
     """The full tensor cut as `to` says, on the ranks of the simulation."""
-    members = communicator()
     if isinstance(to, str):
-        to = parse_spec(to, ranks=sorted(members.ranks), device="cpu").layout(tuple(full.shape))
-    shards = shards_of_full(full, to).get(members.rank, [])
-    return wrap(make_state(to, shards, group=members, dtype=full.dtype))
+        ranks = sorted(communicator().ranks)
+        to = parse_spec(to, ranks=ranks, device="cpu").layout(tuple(full.shape))
+    return sharded(full, to)
 
 
 @st.composite
@@ -243,12 +243,9 @@ def test_double_backward_on_ranks_that_hold_nothing(name: str, kind: str) -> Non
         return x.grad
 
     def on_rank(rank: int) -> None:
-        members = communicator()
-        shards = [s.requires_grad_() for s in shards_of_full(full, layout).get(rank, [])]
-        state = make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=True)
         expected = twice(full.clone().requires_grad_())
         with shardwise.implicit_comm("allow"):  # logcumsumexp of a cut dim is gathered
-            found = twice(wrap(state))
+            found = twice(sharded(full, layout, requires_grad=True))
         torch.testing.assert_close(found.full_tensor(), expected)
 
     simulate(on_rank, 4)
@@ -281,18 +278,8 @@ def test_a_result_of_one_element_speaks_for_itself() -> None:
 ROWS = Layout((4, 6), [Box((k, 0), (k + 1, 6)) for k in range(4)], range(4))
 
 
-def _decided(
-    function: Any, layout: Layout, *args: Any, rank: int = 0, grad: bool = False
-) -> Decision:
-    operand = Operand(layout, torch.float32)
-    call = Call(function, (operand, *args), {}, (operand,), (0, 1, 2, 3), 0, grad)
-    decision = RULES[function].decide(call)
-    assert decision is not None
-    return decision
-
-
 def test_a_sum_over_a_cut_dim_stays_pending() -> None:
-    decision = _decided(torch.sum, ROWS, 0)
+    decision = decide(torch.sum, ROWS, 0)
     (output,) = decision.outputs
     assert decision.needs[0].layout == ROWS
     assert decision.finish is None
@@ -301,14 +288,14 @@ def test_a_sum_over_a_cut_dim_stays_pending() -> None:
 
 
 def test_a_sum_over_a_whole_dim_is_one_call() -> None:
-    decision = _decided(torch.sum, ROWS, 1)
+    decision = decide(torch.sum, ROWS, 1)
     assert decision.outputs[0] == Layout((4,), [Box((k,), (k + 1,)) for k in range(4)], range(4))
     assert decision.is_one_call
     assert decision.finish is None
 
 
 def test_a_sum_of_all_is_brought_to_all_ranks() -> None:
-    decision = _decided(torch.sum, ROWS)
+    decision = decide(torch.sum, ROWS)
     assert decision.outputs[0].pending == "sum"
     assert decision.finish is not None
     assert decision.finish[0].is_replicated
@@ -318,25 +305,25 @@ def test_a_sum_of_all_is_brought_to_all_ranks() -> None:
 def test_a_sum_of_addends_multiplies_terms() -> None:
     halves = [Box((0, 0), (2, 6))] * 2 + [Box((2, 0), (4, 6))] * 2
     layout = Layout((4, 6), halves, range(4), terms=[0, 1, 0, 1], pending="sum")
-    (output,) = _decided(torch.sum, layout, 0).outputs
+    (output,) = decide(torch.sum, layout, 0).outputs
     assert output.pending == "sum"
     assert output.num_terms.tolist() == [4]
 
 
 def test_a_largest_element_travels_as_one_partial_per_rank() -> None:
-    decision = _decided(torch.amax, ROWS, 0, grad=True)
+    decision = decide(torch.amax, ROWS, 0, needs_grad=True)
     assert decision.then is not None
     (slots,), (need,) = decision.outputs, decision.then.needs
     assert slots.shape == (4, 2, 1, 6)  # value and count
     assert plan_reshard(slots, need.layout, 4).total_bytes == 4 * 3 * 2 * 6 * 4
     assert decision.then.outputs[0].is_replicated
-    detached = _decided(torch.amax, ROWS, 0)
+    detached = decide(torch.amax, ROWS, 0)
     assert detached.outputs[0].pending == "max"
     assert detached.finish == (detached.outputs[0].bar,)
 
 
 def test_only_totals_travel_for_a_cumulative_sum() -> None:
-    decision = _decided(torch.cumsum, ROWS, 0)
+    decision = decide(torch.cumsum, ROWS, 0)
     assert decision.then is not None
     totals, need = decision.outputs[0], decision.then.needs[0]
     assert totals.shape == (4, 1, 1, 6)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from tests.ops.samples import SAMPLES, along, attention, convolution, elementwise, products
+from tests.ops.samples import (
+    SAMPLES,
+    attention,
+    convolution,
+    elementwise,
+    fourier,
+    linear_algebra,
+    products,
+)
 
 import shardwise
 from shardwise.ops import COMPOSITES, RULES
@@ -28,7 +36,7 @@ IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(sam
 MOST_CASES = 2
 FEWER_CASES = {
     **dict.fromkeys(elementwise.SAMPLES, 1),
-    **dict.fromkeys([*along.SAMPLES, *convolution.POOLINGS], 1),
+    **dict.fromkeys([*fourier.SAMPLES, *linear_algebra.SAMPLES, *convolution.POOLINGS], 1),
     **dict.fromkeys([*attention.SAMPLES, *products.SAMPLES], 1),
 }
 

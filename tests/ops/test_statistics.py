@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.ops.parameters import sharded
 from torch import nn
 from torch.nn import functional as F
 
 import shardwise
 from shardwise.comm import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.sharded_tensor.state import make_state
-from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharding_spec import parse_spec
 from shardwise.testing import Sample, check_op
-from shardwise.testing.op_check import layout_kinds, shards_of_full
+from shardwise.testing.op_check import layout_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +43,9 @@ SPECS = {"rows": "chunk(0)", "columns": "chunk(1)", "grid": "grid([2, 2])", "one
 
 
 def _given(full: torch.Tensor, spec: str, *, has_grad: bool = True) -> Any:
-    members = communicator()
-    layout = parse_spec(spec, ranks=sorted(members.ranks), device="cpu").layout(tuple(full.shape))
-    shards = [
-        shard.requires_grad_(has_grad)
-        for shard in shards_of_full(full, layout).get(members.rank, [])
-    ]
-    return wrap(make_state(layout, shards, group=members, dtype=full.dtype, requires_grad=has_grad))
+    ranks = sorted(communicator().ranks)
+    layout = parse_spec(spec, ranks=ranks, device="cpu").layout(tuple(full.shape))
+    return sharded(full, layout, requires_grad=has_grad)
 
 
 @pytest.mark.parametrize("cut", SPECS)
@@ -186,6 +181,36 @@ def test_modules_with_plain_parameters_are_those_of_the_whole_batch(spec: str) -
             torch.testing.assert_close(result.full_tensor(), expected(full))
 
     simulate(on_rank, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_rms_norm_adds_by_itself_is_what_torch_adds(dtype: torch.dtype) -> None:
+    full = (FULL * 1e-3).to(dtype)  # of which a larger addend would leave little
+
+    def on_rank(rank: int) -> None:
+        found: Any = F.rms_norm(_given(full, "chunk(1)", has_grad=False), (6,))
+        torch.testing.assert_close(found.full_tensor(), F.rms_norm(full, (6,)))
+
+    simulate(on_rank, 4)
+
+
+def test_rms_norm_of_complex_numbers() -> None:
+    shapes = ((5, 6), (6,))
+    for spec in SPECS.values():
+        layout = parse_spec(spec, ranks=range(4), device="cpu").layout(shapes[0])
+        weight = layout_kinds(shapes[1])["replicated"]
+        check_op(Sample(lambda x, w: F.rms_norm(x, (6,), w), shapes, "complex"), [layout, weight])
+
+
+@pytest.mark.parametrize("spec", SPECS.values())
+def test_instance_norm_of_channels_that_are_one_element(spec: str) -> None:
+    """Which torch itself takes, though not by way of `torch.nn`."""
+
+    def call(x: Any, bias: Any) -> Any:
+        return torch.instance_norm(x, None, bias, None, None, True, 0.1, 1e-5, False)
+
+    layout = parse_spec(spec, ranks=range(4), device="cpu").layout((5, 6))
+    check_op(Sample(call, ((5, 6), (6,))), [layout, layout_kinds((6,))["replicated"]])
 
 
 @pytest.mark.parametrize("kind", ["dim 0", "dim 2"])

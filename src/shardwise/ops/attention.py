@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 
 from shardwise.errors import OpError
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import arguments_of, operands_named, place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Scale
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
-from shardwise.ops.pattern import Pattern, place_of
-from shardwise.ops.rule import Call, Operand, Rule, register
+from shardwise.ops.pattern import Pattern
+from shardwise.ops.rule import Call, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Form
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke, Operand
 
 __all__: list[str] = []
 
@@ -31,15 +31,13 @@ _ARGUMENTS = "query key value attn_mask dropout_p is_causal"
 
 
 def _decide(call: Call) -> Decision | None:
-    named = arguments_of(call, _ARGUMENTS)
-    given: list[Any] = [named.get(name) for name in _ARGUMENTS.split()[:4]]
-    tensors = given[:3] if given[3] is None else given
-    if not all(isinstance(one, Operand) for one in tensors) or len(tensors) != len(call.operands):
+    tensors = operands_named(call, "query key value attn_mask", least=3)
+    if tensors is None:
         return None  # which torch refuses
     outlines(call)  # raises what torch raises
-    if given[3] is not None:
-        _check_mask(call, *tensors)
-    if named.get("dropout_p") or not tensors[0].shape[-1]:
+    if len(tensors) > 3:
+        _check_mask(call, tensors[0], tensors[1], tensors[3])
+    if arguments_of(call, _ARGUMENTS).get("dropout_p") or not tensors[0].shape[-1]:
         return None  # `_in_steps`; without features, all keys weigh the same
     is_grouped = call.kwargs.get("enable_gqa", False)
     head = "h" if is_grouped else ""
@@ -59,7 +57,7 @@ def _decide(call: Call) -> Decision | None:
     return decide_product(call, replace(form, run=blocks.run, is_own=blocks.is_own))
 
 
-def _check_mask(call: Call, query: Operand, key: Operand, value: Operand, mask: Operand) -> None:
+def _check_mask(call: Call, query: Operand, key: Operand, mask: Operand) -> None:
     """Refuses what torch refuses, too, but not of outlines: a mask of more than the scores."""
     heads = -3 if call.kwargs.get("enable_gqa", False) else -2
     batch = torch.broadcast_shapes(query.shape[:heads], key.shape[:heads])
@@ -103,9 +101,7 @@ class _Blocks(NamedTuple):
         """Whether torch's function takes the tensors of a block for what they are."""
         return self._is_first(space) and all(self._is_even(space, share) for share in self.shares)
 
-    def run(
-        self, invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(self, invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         query, *others = (tensors[place] for place in self.places[:3])
         pairs = zip(others, self.shares[1:], strict=True)
         key, value = (self._stretched(one, share, space) for one, share in pairs)

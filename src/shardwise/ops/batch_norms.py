@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwise.errors import ArgumentValueError, OpError
+from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.normalizing import (
     CHANNELS,
@@ -20,15 +21,13 @@ from shardwise.ops.normalizing import (
 )
 from shardwise.ops.outlines import outlines
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.reduction import everywhere
+from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, composite, register
-from shardwise.ops.statistics import beside, decide_pieces, decide_with_statistics
+from shardwise.ops.statistics import decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
 
 __all__: list[str] = []
 
@@ -106,9 +105,7 @@ def _brought(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _decide_brought(call: Call) -> Decision | None:
     x, like = call.operands
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [list(pieces[0])]
 
     return Decision(
@@ -227,8 +224,12 @@ def _torch_instance_norm(
         return known
     others = {"running_mean": running_mean, "running_var": running_var}
     check_channels("instance_norm", input, weight=weight, bias=bias, **others)
-    dims = tuple(range(2, input.dim()))
-    result, mean, var = _channel_norm(input, dims, weight, bias, eps)
+    if input.dim() == 2:  # of which each element is all there is of a sample's channel
+        result, mean, var = _channel_norm(input.unsqueeze(-1), (2,), weight, bias, eps)
+        result = result.squeeze(-1)
+    else:
+        dims = tuple(range(2, input.dim()))
+        result, mean, var = _channel_norm(input, dims, weight, bias, eps)
     if running_mean is not None:
         _update(running_mean, mean.mean(0), momentum)
     if running_var is not None:

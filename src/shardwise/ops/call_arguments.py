@@ -9,7 +9,7 @@ from shardwise.ops.rule import Operand
 if TYPE_CHECKING:
     from shardwise.ops.rule import Call
 
-__all__ = ["arguments_of", "dims_of", "known_arguments", "listed"]
+__all__ = ["arguments_of", "dims_of", "known_arguments", "listed", "operands_named", "place_of"]
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # names of numpy's
 _FIRST = ("input", "self", "x", "A")  # what the first argument is called
@@ -48,6 +48,24 @@ def known_arguments(call: Call, names: str) -> dict[str, Any] | None:
     if found.pop("out", None) is not None or num_given > len(order) or not set(found) <= set(order):
         return None
     return found if isinstance(found.get(order[0]), Operand) else None
+
+
+def operands_named(call: Call, names: str, *, least: int | None = None) -> list[Operand] | None:
+    """The tensors of these names; None if the call has others, `out` among them, or lacks some.
+
+    `least`: how many there have to be, if the last ones may be left out.
+    """
+    by_name = arguments_of(call, names)
+    found = [by_name.get(name) for name in names.split()]
+    while least is not None and len(found) > least and found[-1] is None:
+        found.pop()
+    tensors = [one for one in found if isinstance(one, Operand)]
+    return tensors if len(tensors) == len(found) == len(call.operands) else None
+
+
+def place_of(call: Call, operand: Operand) -> int:
+    """Where an argument stands among the operands of the call."""
+    return next(k for k, one in enumerate(call.operands) if one is operand)
 
 
 def listed(value: Any) -> tuple[int, ...]:

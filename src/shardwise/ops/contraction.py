@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardwise.ops.blocks import Block, Result
     from shardwise.ops.forms import Factor, Form, Labels
+    from shardwise.ops.rule import Invoke, OperandPieces, OutputPieces
 
 __all__ = ["decide_product"]
 
@@ -85,7 +86,23 @@ class _Muted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+        if not torch.is_grad_enabled():
+            return grad
+        found: torch.Tensor = _Echo.apply(grad)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Echo(torch.autograd.Function):
+    """A tensor as it is, whose gradient is muted. [Note: muted addends]"""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Muted.apply(grad)  # type: ignore[no-untyped-call]
+        return found
 
 
 Spots = dict[int, _Spot]  # by the place of the operand
@@ -147,9 +164,7 @@ def _made(
 
     stack = _stack(form, sums, result, call.rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         if stack is not None:
             given = [spot.of(held) for spot, held in zip(sums[0][0][0], pieces, strict=True)]
             together = stack.results(given, pieces, invoke)
@@ -312,7 +327,8 @@ def _addend_need(
 
     [Note: muted addends] It is added to one term of each box: the lowest. But all terms have the
     whole gradient of the sum, and so that of the addend: where all ranks hold it already, they
-    take its gradient from their own term, and none is sent.
+    take its gradient from their own term, and none is sent. The gradient of that gradient counts
+    once, as the addend does: it is muted on the same ranks.
     """
     operand = call.operands[addend.place]
     parts = {entry.box: _addend_part(form, addend.labels, entry.box) for entry in result.blocks}
@@ -363,9 +379,7 @@ def _decide_nothing(call: Call, form: Form) -> Decision:
     places = {factor.place for factor in form.factors}
     shapes = [operand.shape for operand in call.operands]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         given = [
             _hollow(held[0], shapes[k]) if k in places else held[0] for k, held in enumerate(pieces)
         ]

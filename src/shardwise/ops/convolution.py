@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.errors import OpError
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import arguments_of, operands_named, place_of
 from shardwise.ops.forms import ALIKE, Scale
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import Pattern, place_of
-from shardwise.ops.rule import Call, Operand, Rule, register
+from shardwise.ops.pattern import Pattern
+from shardwise.ops.rule import Call, Rule, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Run
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke, Operand
 
 __all__: list[str] = []
 
@@ -35,21 +35,19 @@ _ARGUMENTS_TRANSPOSED = "input weight bias stride padding output_padding groups 
 
 def _decide(ndim: int, *, is_transposed: bool) -> Callable[[Call], Decision | None]:
     def decide(call: Call) -> Decision | None:
-        given = arguments_of(call, _ARGUMENTS_TRANSPOSED if is_transposed else _ARGUMENTS)
-        x, weight, bias = given["input"], given["weight"], given.get("bias")
-        tensors = [x, weight] if bias is None else [x, weight, bias]
-        if not all(isinstance(one, Operand) for one in tensors):
+        tensors = operands_named(call, "input weight bias", least=2)
+        if tensors is None:
             return None  # which torch refuses
-        if len(tensors) != len(call.operands):
-            return None  # `out`
-        groups = given.get("groups", 1)
+        x, weight, *bias = tensors
+        names = _ARGUMENTS_TRANSPOSED if is_transposed else _ARGUMENTS
+        groups = arguments_of(call, names).get("groups", 1)
         _check_shapes(tensors, ndim, groups, is_transposed=is_transposed)
         batch = "n" if len(x.shape) == ndim + 2 else ""
         picture, kernel, result = (one[:ndim] for one in (_PICTURE, _KERNEL, _RESULT))
 
         def pattern(read: str, weights: str, made: str, **more: Any) -> Pattern:
             text = f"{batch}{read}{picture},{weights}{kernel}->{batch}{made}{result}"
-            addend = None if bias is None else (made, bias)
+            addend = (made, bias[0]) if bias else None
             return Pattern(text, (x, weight), addend, **more)
 
         if groups == 1:
@@ -107,9 +105,7 @@ def _grouped(call: Call, per_group: Scale, places: Sequence[int], dim: int) -> R
     """The convolution of a block: of whole groups at once, of parts of a group one by one."""
     num_read, num_made = per_group
 
-    def run(
-        invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         x, weight, *bias = (tensors[place] for place in places)
         first, last = space.start[dim], space.stop[dim]
         inner = (-(-first // num_made) * num_made, last // num_made * num_made)

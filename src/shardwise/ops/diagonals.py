@@ -11,6 +11,7 @@ from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outline_of, outlines
+from shardwise.ops.phantoms import as_tie
 from shardwise.ops.pieces import Mapped, Part, decide_filled, decide_parts, decide_view
 from shardwise.ops.rule import Rule, register
 
@@ -75,7 +76,7 @@ def _decide_diag(call: Call) -> Decision:
         if low >= high:
             low = min(low, result.shape[0])
             nothing = Box((low,), (low,))
-            return [Part(nothing, lambda piece: piece.reshape(-1)[:0], is_new=False)]
+            return [Part(nothing, as_tie, is_new=False)]
         return [Part(Box((low,), (high,)), lambda piece: piece.diagonal(here), is_new=False)]
 
     return decide_parts(call, [Mapped(layout, parts)], tuple(result.shape))

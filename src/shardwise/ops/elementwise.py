@@ -14,10 +14,8 @@ from shardwise.ops.pointwise import decide_pointwise, pointwise, with_dims
 from shardwise.ops.rule import Need, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from shardwise.ops.pointwise import Linear
-    from shardwise.ops.rule import Call, Decision
+    from shardwise.ops.rule import Call, Decision, Invoke, OperandPieces, OutputPieces
 
 __all__: list[str] = []
 
@@ -79,9 +77,7 @@ def _decide_frexp(call: Call) -> Decision | None:
     one = decide_pointwise(call, None)
     assert one is not None
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [list(part) for part in zip(*one.kernel(pieces, invoke)[0], strict=True)]
 
     pack: Any = torch.return_types.frexp
@@ -107,9 +103,7 @@ def _decide_prelu(call: Call) -> Decision | None:
     layout, work = found.needs[1]
     need = Need(with_dims(layout, -more), None if work is None else with_dims(work, -more))
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         weights = [piece.reshape((*piece.shape[:keep], *[1] * more)) for piece in pieces[1]]
         return found.kernel([pieces[0], weights], lambda x, w: invoke(x, w.reshape(-1)))
 

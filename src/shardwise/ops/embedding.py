@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from shardwise.ops.call_arguments import place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
-from shardwise.ops.looking_up import has_all, phantom_of_fractions, with_zeros_outside, within
+from shardwise.ops.looking_up import has_all, with_zeros_outside, within
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.pointwise import pointwise
 from shardwise.ops.rule import Operand, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Call, Decision
+    from shardwise.ops.rule import Call, Decision, Invoke
 
 __all__ = ["look_up", "pool", "scale_gradient"]
 
@@ -81,7 +83,7 @@ def _decide_look_up(call: Call) -> Decision:
     lead = len(ids.shape)
     row, column = lead, lead + 1
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         asked, table = tensors
         low, high = space.start[row], space.stop[row]
         if high - low == size:
@@ -100,13 +102,12 @@ def _decide_look_up(call: Call) -> Decision:
 
 
 def _phantom(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    return phantom_of_fractions(*others)
+    return tie_of_operands(*others)
 
 
 def _decide_pool(call: Call) -> Decision:
     """Columns of the table may be cut, and bags that are rows of `ids`."""
     ids, weight, offsets, weights, _, include_last_offset, _ = call.args
-    places = {id(one): k for k, one in enumerate(call.operands)}
     if isinstance(offsets, Operand):
         num_bags = offsets.shape[0] - bool(include_last_offset)
         sizes = (num_bags, ids.shape[0], *weight.shape, offsets.shape[0])
@@ -116,7 +117,7 @@ def _decide_pool(call: Call) -> Decision:
         sizes = (*ids.shape, *weight.shape)
         listed = [(ids, (0, 1)), (weight, (2, 3)), (weights, (0, 1))]
         whole = frozenset({1, 2})
-    factors = tuple(Factor(places[id(one)], labels) for one, labels in listed if one is not None)
+    factors = tuple(Factor(place_of(call, one), on) for one, on in listed if one is not None)
     form = Form(sizes, factors, (0, 3), whole=whole)
     return replace(decide_product(call, form), phantom=_phantom)
 

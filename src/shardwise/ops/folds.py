@@ -137,10 +137,10 @@ def log_sum_exp(reduced: Reduced, dtype: torch.dtype, result_dtype: ResultDtype)
         tops, totals = partials[0].unbind(1)
         tops = tops.detach()
         top = tops.amax(0)
-        # Infinite ones first: differences of infinities say nothing.
-        factor = torch.where(tops.isinf() | top.isinf(), (tops == top).to(tops.dtype), 0)
-        is_finite = ~(tops.isinf() | top.isinf())
-        factor = torch.where(is_finite, (finite(tops) - finite(top)).exp(), factor)
+        # Differences of infinities say nothing.
+        is_infinite = tops.isinf() | top.isinf()
+        exact = (finite(tops) - finite(top)).exp()
+        factor = torch.where(is_infinite, (tops == top).to(tops.dtype), exact)
         return (torch.stack([top, (totals * factor).sum(0)]),)
 
     def final(partial: Tensors) -> Tensors:
@@ -247,7 +247,6 @@ def extreme(
 
     torch gives all elements that tie an equal share, so a part gets one per element of its own.
     """
-
     best = torch.amax if largest else torch.amin
 
     def pick(piece: torch.Tensor) -> torch.Tensor:
@@ -278,7 +277,7 @@ def extreme(
     def merge(partials: Tensors) -> Tensors:
         values, counts = partials[0].unbind(1)
         known = values.detach()
-        value = (torch.amax if largest else torch.amin)(known, 0)
+        value = best(known, 0)
         weights = hits(known, value) * counts.detach()
         total = weights.sum(0)
         weights = weights / total
@@ -341,7 +340,7 @@ def _flat_index(
     return index
 
 
-def top(reduced: Reduced, k: int, *, dim: int, largest: bool) -> Fold:
+def top(k: int, *, dim: int, largest: bool) -> Fold:
     """The `k` largest (or smallest) elements along `dim`, and their indices."""
 
     def lift(piece: torch.Tensor, box: Box) -> Tensors:

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from shardwise.ops.rule import Invoke
+
 __all__ = ["ALIKE", "Factor", "Form", "Labels", "Run", "Scale"]
 
 # The label of each dim; None for a dim of size 1 that is broadcast.
 Labels = tuple[int | None, ...]
 # What a block gives: (the call's function, a tensor per operand, the block's range of each label).
-Run: TypeAlias = "Callable[[Callable[..., Any], Sequence[torch.Tensor], Box], Any]"
+Run: TypeAlias = "Callable[[Invoke, Sequence[torch.Tensor], Box], Any]"
 
 
 class Scale(NamedTuple):
@@ -88,7 +90,7 @@ class Form:
         return tuple(k for k in range(len(self.sizes)) if k not in self.output)
 
     def results(
-        self, invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
+        self, invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box
     ) -> Sequence[torch.Tensor]:
         """What a block gives, one per output."""
         is_own = self.run is None or self.is_own(space)

@@ -5,7 +5,7 @@ What is put there is brought to the boxes that it meets.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,9 +19,9 @@ from shardwise.ops.rule import Decision, Need, Rule, register
 from shardwise.ops.work import Use, need_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
 
 __all__: list[str] = []
 
@@ -46,9 +46,7 @@ def _decide(call: Call, put: Callable[[Box], _Put | None]) -> Decision:
     need, place = need_of(source.shape, uses, call.rank)
     rows = [(puts[box], box) for box in layout.boxes_of(call.rank)]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         found = []
         for piece, (one, box) in zip(pieces[0], rows, strict=True):
             if one is None or not one.source.volume:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from shardwise.ops.beside import beside, decide_pieces
 from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.normalizing import (
     CHANNELS,
@@ -23,9 +24,10 @@ from shardwise.ops.normalizing import (
     scaled,
 )
 from shardwise.ops.outlines import outlines
-from shardwise.ops.reduction import everywhere
+from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Rule, composite, register
-from shardwise.ops.statistics import Finish, beside, decide_pieces, decide_with_statistics
+from shardwise.ops.slots import wide_dtype
+from shardwise.ops.statistics import Finish, decide_with_statistics
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ def _rms_norm(call: Call) -> Decision | None:
         return None
     reduced, dims = _last_dims(given)
     eps, affine = given.get("eps"), Affine(given.get("weight") is not None)
-    least = torch.finfo(given["input"].dtype).eps if eps is None else eps
+    # As torch has it: that of the dtype in which statistics are computed.
+    least = torch.finfo(wide_dtype(given["input"].dtype)).eps if eps is None else eps
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
         return piece.square().sum(reduced.dims, keepdim=True).unsqueeze(0)

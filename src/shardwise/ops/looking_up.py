@@ -20,13 +20,14 @@ from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.rule import Rule, composite, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box, Layout
-    from shardwise.ops.rule import Call, Decision, Operand
+    from shardwise.ops.rule import Call, Decision, Invoke, Operand
 
 __all__ = [
     "are_neighbours",
@@ -35,7 +36,6 @@ __all__ = [
     "dim_of",
     "has_all",
     "indexed_shape",
-    "phantom_of_fractions",
     "take_along",
     "take_at",
     "with_zeros_outside",
@@ -108,13 +108,6 @@ def with_zeros_outside(found: torch.Tensor, is_inside: torch.Tensor) -> torch.Te
     return torch.where(is_inside, found, found.new_zeros(()))
 
 
-def phantom_of_fractions(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """What comes of the first operand and all others that may have a gradient."""
-    fractions = [one for one in others if one.is_floating_point() or one.is_complex()]
-    empty = [one.reshape(-1)[:0].to(first.dtype) for one in (first, *fractions)]
-    return functools.reduce(torch.add, empty)
-
-
 def dim_of(call: str, dim: int, ndim: int) -> int:
     """The dim, counted from 0."""
     if not -max(ndim, 1) <= dim < max(ndim, 1):
@@ -167,7 +160,7 @@ def _decide_take_at(call: Call) -> Decision:
     num_after = len(left) - first
     is_whole = all(has_all(x.layout, dim) for dim in dims)
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         local, inside = [], []
         for index, dim in zip(tensors[1:], dims, strict=True):
             size = x.shape[dim]
@@ -180,7 +173,7 @@ def _decide_take_at(call: Call) -> Decision:
         return with_zeros_outside(found, mask.reshape(*mask.shape, *[1] * num_after))
 
     form = Form((*x.shape, *block), tuple(factors), output, run=None if is_whole else run)
-    return replace(decide_product(call, form), phantom=phantom_of_fractions)
+    return replace(decide_product(call, form), phantom=tie_of_operands)
 
 
 def _decide_take_along(call: Call) -> Decision:
@@ -199,7 +192,7 @@ def _decide_take_along(call: Call) -> Decision:
     of_x = tuple(ndim if d == dim else (d if x.shape[d] == sizes[d] else None) for d in range(ndim))
     of_index = tuple(d if index.shape[d] == sizes[d] else None for d in range(ndim))
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         piece, asked = tensors
         check_range(asked, x.shape[dim], what="a look-up along a dim")
         places, is_inside = within(asked, space.start[ndim], space.stop[ndim])
@@ -211,7 +204,7 @@ def _decide_take_along(call: Call) -> Decision:
         tuple(range(ndim)),
         run=None if has_all(x.layout, dim) else run,
     )
-    return replace(decide_product(call, form), phantom=phantom_of_fractions)
+    return replace(decide_product(call, form), phantom=tie_of_operands)
 
 
 register(Rule("take_at", _decide_take_at), [take_at])

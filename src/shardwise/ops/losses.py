@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shardwise.call_site import user_level
 from shardwise.errors import OpError
-from shardwise.ops.class_losses import reduced_by, reduction_of
+from shardwise.ops.loss_reductions import reduced_by, reduction_of
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
 from shardwise.ops.pointwise import decide_pointwise

@@ -56,7 +56,9 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, mean, scale, weight = ctx.saved_tensors
+        # Of complex numbers the gradient of a factor has the others' conjugates.
+        saved: list[Any] = [None if one is None else one.conj() for one in ctx.saved_tensors]
+        x, mean, scale, weight = saved
         of_scaled = grad if weight is None else grad * weight
         of_x = of_scaled * scale
         of_mean = None if mean is None else -of_x.sum_to_size(mean.shape)

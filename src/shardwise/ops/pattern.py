@@ -12,6 +12,7 @@ import string
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shardwise.ops.call_arguments import place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.outlines import outline_of, outlines
@@ -22,16 +23,11 @@ if TYPE_CHECKING:
     from shardwise.ops.forms import Labels, Scale
     from shardwise.ops.rule import Call, Decision, Operand
 
-__all__ = ["Pattern", "aligned", "along", "names_of", "place_of"]
+__all__ = ["Pattern", "aligned", "decide_along", "names_of"]
 
 _LETTERS = string.ascii_lowercase
 Shape = tuple[int, ...]
 Names = tuple["Hashable", ...]
-
-
-def place_of(call: Call, operand: Operand) -> int:
-    """Where an argument stands among the operands of the call."""
-    return next(k for k, one in enumerate(call.operands) if one is operand)
 
 
 def aligned(count: int) -> Names:
@@ -47,23 +43,6 @@ def names_of(term: str, ndim: int) -> tuple[Any, ...] | None:
     if hidden < 0 or (hidden and not dots) or not all(c.isascii() and c.isalpha() for c in letters):
         return None
     return (*before, *aligned(hidden), *after)
-
-
-def along(ndim: int, dims: Iterable[int], *, keeps: bool = True) -> str | None:
-    """The text of a function of one tensor that needs these dims whole; None: there are too many.
-
-    `keeps`: the result has them too, of any size.
-    """
-    if ndim > len(_LETTERS) // 2:
-        return None
-    whole = {dim % ndim for dim in dims} if ndim else set()
-    given = "".join(_LETTERS[k].upper() if k in whole else _LETTERS[k] for k in range(ndim))
-    made = "".join(
-        _LETTERS[-1 - k].upper() if k in whole else _LETTERS[k]
-        for k in range(ndim)
-        if keeps or k not in whole
-    )
-    return f"{given}->{made}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +101,25 @@ class Pattern:
         is_named = issubclass(kind, tuple) and kind is not tuple
         decision = decide_product(call, replace(form, **changes))
         return replace(decision, pack=kind) if is_named else decision
+
+
+def decide_along(call: Call, dims: Iterable[int], *, keeps: bool = True) -> Decision | None:
+    """A function of one tensor that needs these dims whole; None: it has too many dims for letters.
+
+    `keeps`: the result has them too, of any size.
+    """
+    (operand,) = call.operands
+    ndim = len(operand.shape)
+    if ndim > len(_LETTERS) // 2:
+        return None
+    whole = {dim % ndim for dim in dims} if ndim else set()
+    given = "".join(_LETTERS[k].upper() if k in whole else _LETTERS[k] for k in range(ndim))
+    made = "".join(
+        _LETTERS[-1 - k].upper() if k in whole else _LETTERS[k]
+        for k in range(ndim)
+        if keeps or k not in whole
+    )
+    return Pattern(f"{given}->{made}", (operand,)).decide(call)
 
 
 def _in_units(shape: Shape, scales: Sequence[Scale]) -> Shape:

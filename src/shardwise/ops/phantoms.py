@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from shardwise.ops.rule import Call
 
-__all__ = ["Phantom", "as_tie", "phantom_of_one", "tie_of", "unit_of"]
+__all__ = ["Phantom", "as_tie", "phantom_of_one", "tie_of", "tie_of_operands", "unit_of"]
 
 # What a rank without elements computes in place of the op.
 Phantom: TypeAlias = "Callable[..., list[torch.Tensor]]"
+
+
+def as_tie(tensor: torch.Tensor) -> torch.Tensor:
+    """No elements, following from the tensor."""
+    return tensor.reshape(-1)[:0]
 
 
 def tie_of(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -29,12 +34,17 @@ def tie_of(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     if not (dtype.is_floating_point or dtype.is_complex):
         return tie
     for tensor in tensors:
-        flat = tensor.reshape(-1)[:0]
+        flat = as_tie(tensor)
         if flat.is_complex() and not dtype.is_complex:
             flat = flat.real
         if flat.is_floating_point() or flat.is_complex():
             tie = tie + flat.to(dtype)
     return tie
+
+
+def tie_of_operands(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """No elements of the first one's dtype, following from all as far as there are gradients."""
+    return tie_of((first, *others), first.dtype)
 
 
 def unit_of(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
@@ -48,11 +58,6 @@ def unit_of(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Te
     if first.is_floating_point() or first.is_complex():
         ones = ones + tie_of(tensors, first.dtype).sum()
     return ones
-
-
-def as_tie(result: torch.Tensor) -> torch.Tensor:
-    """No elements, following from the result."""
-    return result.reshape(-1)[:0]
 
 
 def phantom_of_one(call: Call) -> Phantom:

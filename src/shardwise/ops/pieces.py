@@ -24,7 +24,7 @@ from shardwise.ops.rule import Decision, Need
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shardwise.ops.rule import Call, Operand
+    from shardwise.ops.rule import Call, Invoke, Operand, OperandPieces, OutputPieces
 
 __all__ = [
     "Mapped",
@@ -113,9 +113,7 @@ def decide_view(
     source = call.operands[0].layout if layout is None else layout
     shown = [_shown(source, shape, parts, call.rank) for shape, parts in results]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [[_part_of(one, pieces, invoke) for one in views] for _, views in shown]
 
     views = shown[0][1]
@@ -194,9 +192,7 @@ def decide_parts(
     ]
     result_dtype = call.operands[0].dtype if dtype is None else dtype
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         found = [_made(recipe, pieces, invoke) for recipe in recipes]
         follow = [piece for held in pieces for piece in held if piece.requires_grad]
         return [[one if one.requires_grad else tied(one, follow) for one in found]]
@@ -282,27 +278,34 @@ def _is_call(recipe: _Made | _Joined) -> bool:
 
 def _made(
     recipe: _Made | _Joined,
-    pieces: Sequence[Sequence[torch.Tensor]],
-    invoke: Callable[..., Any],
+    pieces: OperandPieces,
+    invoke: Invoke,
     *,
     is_joined: bool = False,
 ) -> torch.Tensor:
     """What a recipe gives: memory of its own, unless it is joined with others at once."""
     if isinstance(recipe, _Joined):
         parts = [_made(one, pieces, invoke, is_joined=True) for one in recipe.recipes]
-        if recipe.dim is not None:
-            return torch.cat(parts, recipe.dim)
-        return torch.cat([part.reshape(-1) for part in parts]).reshape(parts[0].shape)
+        if recipe.dim is None:
+            return _in_a_row(parts).reshape(parts[0].shape)
+        is_row = parts[0].dim() == 1
+        return _in_a_row(parts).reshape(-1) if is_row else torch.cat(parts, recipe.dim)
     found = _part_of(recipe, pieces, invoke)
     return found if recipe.part.is_new or is_joined else found.clone()
 
 
-def _part_of(
-    made: _Made, pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-) -> torch.Tensor:
+def _part_of(made: _Made, pieces: OperandPieces, invoke: Invoke) -> torch.Tensor:
     make = invoke if made.part.make is None else made.part.make
     found: torch.Tensor = make(pieces[made.operand][made.piece])
     return found
+
+
+def _in_a_row(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements, of shape (1, n).
+
+    Not of shape (n,): of tensors of shape (0,) torch's `cat` has no gradients of gradients.
+    """
+    return torch.cat([part.reshape(1, -1) for part in parts], 1)
 
 
 def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -310,16 +313,14 @@ def tied(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     followed = [other for other in others if other.requires_grad]
     if not followed or not torch.is_grad_enabled():
         return tensor
-    return torch.cat([tensor.reshape(-1), tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
+    return _in_a_row([tensor, tie_of(followed, tensor.dtype)]).reshape(tensor.shape)
 
 
 def decide_filled(call: Call, shape: tuple[int, ...], value: Any) -> Decision:
     """A result that has nothing of the operand, the same on all ranks."""
     operand = call.operands[0]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         made = pieces[0][0].detach().new_full(shape, value)
         return [[tied(made, pieces[0])]]
 

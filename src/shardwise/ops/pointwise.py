@@ -19,7 +19,7 @@ from shardwise.ops.rule import Call, Decision, Need, Operand, Rule
 from shardwise.ops.work import Spot, bytes_moved, needed_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from shardwise.ops.rule import Invoke, OperandPieces, OutputPieces
 
 __all__ = ["Linear", "decide_pointwise", "pointwise", "with_dims"]
 
@@ -68,9 +68,7 @@ def decide_pointwise(
         way = min(ways, key=lambda way: way.cost)
     rows = list(zip(*way.spots, strict=True))
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [
             [
                 invoke(*[spot.of(held) for spot, held in zip(row, pieces, strict=True)])
@@ -111,7 +109,7 @@ def _broadcast(call: Call) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
         raise OpError(
-            f"{getattr(call.function, '__name__', call.function)}: shapes do not fit together",
+            f"{call.name}: shapes do not fit together",
             rank=call.rank,
             got=" and ".join(map(str, shapes)),
             fix="A plain tensor beside sharded ones is the same on all ranks and of global size. "
@@ -187,10 +185,9 @@ def _way(call: Call, output: Layout, linear: Linear | None) -> _Way:
 def _way_in_place(call: Call, linear: Linear | None, shape: tuple[int, ...]) -> _Way:
     """The first operand stays where it is, since it is what changes."""
     target = call.operands[0]
-    name = getattr(call.function, "__name__", call.function)
     if target.shape != shape:
         raise OpError(
-            f"{name} in place",
+            f"{call.name} in place",
             rank=call.rank,
             expected=f"a tensor of shape {shape} to change, which is that of the result",
             got=target.shape,

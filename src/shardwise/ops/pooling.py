@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import arguments_of, operands_named
 from shardwise.ops.names import functions_named
 from shardwise.ops.pattern import Pattern
-from shardwise.ops.rule import Call, Operand, Rule, composite, register
+from shardwise.ops.rule import Call, Rule, composite, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke
 
 __all__: list[str] = []
 
@@ -30,11 +30,8 @@ class _Row(NamedTuple):
     text: str  # [Note: patterns] in `pattern.py`
 
     def decide(self, call: Call) -> Decision | None:
-        named = arguments_of(call, self.arguments)
-        given: list[Any] = [named.get(name) for name in self.arguments.split()]
-        if not all(isinstance(one, Operand) for one in given) or len(given) != len(call.operands):
-            return None  # `out`, and what torch refuses
-        return Pattern(self.text, tuple(given)).decide(call)
+        tensors = operands_named(call, self.arguments)
+        return None if tensors is None else Pattern(self.text, tuple(tensors)).decide(call)
 
 
 def _of_pictures(ndim: int) -> dict[str, _Row]:
@@ -63,18 +60,18 @@ def _decide_grid_sample(call: Call) -> Decision | None:
 
 
 def _decide_affine_grid(call: Call) -> Decision | None:
+    tensors = operands_named(call, "theta")
+    if tensors is None:
+        return None
     given = arguments_of(call, "theta size align_corners")
-    theta, size = given["theta"], given["size"]
+    size = given["size"]
 
-    def run(
-        invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box
-    ) -> torch.Tensor:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> torch.Tensor:
         count = space.stop[0] - space.start[0]
         return F.affine_grid(tensors[0], [count, *size[1:]], given.get("align_corners"))
 
-    if not isinstance(theta, Operand) or len(call.operands) != 1:
-        return None
-    return Pattern(f"nAB->n{_RESULT[: len(size) - 2]}G", (theta,)).decide(call, run=run)
+    text = f"nAB->n{_RESULT[: len(size) - 2]}G"
+    return Pattern(text, tuple(tensors)).decide(call, run=run)
 
 
 for _ndim in (1, 2, 3):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from shardwise.errors import OpError
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import arguments_of, operands_named, place_of
 from shardwise.ops.contraction import decide_product
 from shardwise.ops.forms import Factor, Form
 from shardwise.ops.names import functions_named
-from shardwise.ops.pattern import aligned, names_of, place_of
+from shardwise.ops.pattern import aligned, names_of
+from shardwise.ops.phantoms import as_tie
 from shardwise.ops.rule import Call, Operand, Rule, composite, register
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardwise.geometry import Box
     from shardwise.ops.forms import Run
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Invoke
 
 __all__: list[str] = []
 
@@ -222,7 +223,7 @@ def _mismatch(
     call: Call, operands: Sequence[Operand], what: str = "", *, expected: str = "shapes that fit"
 ) -> OpError:
     return OpError(
-        what or str(getattr(call.function, "__name__", call.function)),
+        what or call.name,
         rank=call.rank,
         expected=expected,
         got=" and ".join(str(operand.shape) for operand in operands),
@@ -246,15 +247,14 @@ class _Product:
     widens: bool = False  # whether torch takes an addend for the result if there is nothing to sum
 
     def decide(self, call: Call) -> Decision | None:
-        named = arguments_of(call, self.arguments)
-        given: dict[str, Any] = {name: named.get(name) for name in self.arguments.split()}
+        names = self.arguments.split()
+        is_optional = self.addend == names[-1]  # a bias
+        tensors = operands_named(call, self.arguments, least=len(names) - is_optional)
+        if tensors is None:
+            return None
+        given = dict(zip(names, tensors, strict=False))
         addend = given.pop(self.addend, None) if self.addend else None
         factors = list(given.values())
-        tensors = factors if addend is None else [*factors, addend]
-        if not all(isinstance(one, Operand) for one in tensors):
-            return None  # numbers in place of tensors, which torch refuses
-        if len(tensors) != len(call.operands):
-            return None  # `out`
         described = self.describe(call, [factor.shape for factor in factors])
         if described is None:
             raise _mismatch(call, factors)
@@ -268,7 +268,7 @@ class _Product:
 def _widened(form: Form, place: int) -> Run:
     """The function on an addend that has the shape of the block's result."""
 
-    def run(invoke: Callable[..., Any], tensors: Sequence[torch.Tensor], space: Box) -> Any:
+    def run(invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box) -> Any:
         given = list(tensors)
         given[place] = given[place].expand([space.shape[label] for label in form.output])
         return invoke(*given)
@@ -278,7 +278,7 @@ def _widened(form: Form, place: int) -> Run:
 
 def _empty_addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     product = torch.mv(matrix, vector)
-    return product + addend.reshape(-1)[:0].to(product.dtype)
+    return product + as_tie(addend).to(product.dtype)
 
 
 def _empty_product(*tensors: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""The functions that reduce dims, or work along one: a table."""
+"""The functions that reduce dims: a table."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,12 +11,10 @@ import torch
 from shardwise._torch_compat import autocast_dtype
 from shardwise.ops import folds
 from shardwise.ops.call_arguments import known_arguments
-from shardwise.ops.cumulative import decide_cumulative
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import listed_results, outlines
-from shardwise.ops.pattern import Pattern, along
 from shardwise.ops.pointwise import decide_pointwise
-from shardwise.ops.reduction import decide_terms
+from shardwise.ops.reducing import decide_terms
 from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.slots import decide_fold
 from shardwise.ops.terms import Reduced, reduced_of
@@ -23,51 +22,61 @@ from shardwise.ops.terms import Reduced, reduced_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardwise.geometry import ReduceOp
     from shardwise.ops.rule import Call, Decision
     from shardwise.ops.slots import Fold
 
 __all__: list[str] = []
 
 
-class _Bound(dict[str, Any]):
-    """The arguments of a call by name, and what torch gives for them."""
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A call of one tensor, as the table reads it."""
 
-    results: list[torch.Tensor]  # without data
+    call: Call
+    given: dict[str, Any]  # the arguments by name
+    reduced: Reduced
+    dtypes: tuple[torch.dtype, ...]  # of the results
 
-    def reduced(self, call: Call) -> Reduced | None:
-        return reduced_of(call.operands[0], self.get("dim"), bool(self.get("keepdim", False)))
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument, or what stands for it if it was not given."""
+        return self.given.get(name, default)
 
-    def result_dtype(self, call: Call) -> folds.ResultDtype:
+    def result_dtype(self, device: torch.device) -> torch.dtype:
         """The dtype of the result at the time of a call: autocast may change it."""
-        operand, usual = call.operands[0], self.dtypes[0]
-
-        def found(device: torch.device) -> torch.dtype:
-            if autocast_dtype(device.type) is None:
-                return usual
-            one = torch.ones((1,) * len(operand.shape), dtype=operand.dtype, device=device)
-            return listed_results(call.invoke(one))[0].dtype
-
-        return found
-
-    @property
-    def dtypes(self) -> list[torch.dtype]:
-        return [result.dtype for result in self.results]
+        if autocast_dtype(device.type) is None:
+            return self.dtypes[0]
+        (operand,) = self.call.operands
+        one = torch.ones((1,) * len(operand.shape), dtype=operand.dtype, device=device)
+        return listed_results(self.call.invoke(one))[0].dtype
 
 
-def _bound(call: Call, names: str) -> _Bound | None:
-    """The arguments by name; None where the rule does not know them. Raises what torch raises."""
+def _read(call: Call, names: str) -> _Read | None:
+    """A call with these arguments; None: by gathering. Raises what torch raises."""
     given = known_arguments(call, names)
     if given is None or len(call.operands) != 1:
         return None
-    bound = _Bound(given)
-    bound.results = outlines(call)
-    return bound
+    dtypes = tuple(result.dtype for result in outlines(call))
+    if "unbiased" in names and isinstance(given.get("dim"), bool):  # var(x, unbiased)
+        given["unbiased"] = given.pop("dim")
+    reduced = reduced_of(call.operands[0], given.get("dim"), bool(given.get("keepdim", False)))
+    return None if reduced is None else _Read(call, given, reduced, dtypes)
 
 
 def _rule(
-    name: str, decide: Callable[[Call], Decision | None], *, reads_grad: bool = False
+    name: str,
+    names: str,
+    decide: Callable[[_Read], Decision | None],
+    *,
+    reads_grad: bool = False,
 ) -> None:
-    register(Rule(name, decide, reads_grad=reads_grad), functions_named([name]))
+    """Registers what is decided of calls with these arguments."""
+
+    def decide_call(call: Call) -> Decision | None:
+        read = _read(call, names)
+        return None if read is None else decide(read)
+
+    register(Rule(name, decide_call, reads_grad=reads_grad), functions_named([name]))
 
 
 def _packed(name: str) -> Callable[[list[Any]], Any]:
@@ -75,101 +84,71 @@ def _packed(name: str) -> Callable[[list[Any]], Any]:
     return cast("Callable[[list[Any]], Any]", getattr(torch.return_types, name))
 
 
-def _read(call: Call, names: str) -> tuple[_Bound, Reduced] | None:
-    """The arguments by name, and what is reduced; None: by gathering."""
-    bound = _bound(call, names)
-    reduced = None if bound is None else bound.reduced(call)
-    return None if bound is None or reduced is None else (bound, reduced)
-
-
-def _folded(name: str, names: str, make: Callable[[Call, Reduced, _Bound], Fold | None]) -> None:
-    def decide(call: Call) -> Decision | None:
-        if (read := _read(call, names)) is None:
-            return None
-        bound, reduced = read
-        fold = make(call, reduced, bound)
-        return None if fold is None else decide_fold(call, reduced, fold)
-
-    _rule(name, decide)
+def _folded(name: str, names: str, make: Callable[[_Read], Fold]) -> None:
+    _rule(name, names, lambda read: decide_fold(read.call, read.reduced, make(read)))
 
 
 # -- sums ------------------------------------------------------------------------------------------
 
 
 def _sum(name: str, *, is_linear: bool = True, is_mean: bool = False) -> None:
-    def decide(call: Call) -> Decision | None:
-        if (read := _read(call, "input dim keepdim dtype")) is None:
-            return None
-        _, reduced = read
+    def decide(read: _Read) -> Decision:
+        # With a `dtype` of integers each term would lose its own fraction.
+        (result,) = read.dtypes
+        passes = is_linear and (result.is_floating_point or result.is_complex)
         return decide_terms(
-            call, reduced, "sum", passes_terms=is_linear, is_mean=is_mean, stays_pending=True
+            read.call, read.reduced, "sum", passes_terms=passes, is_mean=is_mean, stays_pending=True
         )
 
-    _rule(name, decide)
+    _rule(name, "input dim keepdim dtype", decide)
+
+
+def _truth(name: str, op: ReduceOp) -> None:
+    def decide(read: _Read) -> Decision | None:
+        if read.get("dim") == ():  # which reduces nothing
+            return None
+        return decide_terms(read.call, read.reduced, op)
+
+    _rule(name, "input dim keepdim", decide)
 
 
 _sum("sum")
 _sum("mean", is_mean=True)
 _sum("nansum", is_linear=False)
-
-
-def _count_nonzero(call: Call) -> Decision | None:
-    read = _read(call, "input dim")
-    return None if read is None else decide_terms(call, read[1], "sum")
-
-
-def _truth(name: str) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim keepdim")
-        if bound is None or bound.get("dim") == ():  # which reduces nothing
-            return None
-        reduced = bound.reduced(call)
-        op: Any = "min" if name == "all" else "max"
-        return None if reduced is None else decide_terms(call, reduced, op)
-
-    _rule(name, decide)
-
-
-_rule("count_nonzero", _count_nonzero)
-_truth("all")
-_truth("any")
+_rule("count_nonzero", "input dim", lambda read: decide_terms(read.call, read.reduced, "sum"))
+_truth("all", "min")
+_truth("any", "max")
 
 
 # -- largest and smallest --------------------------------------------------------------------------
 
 
-def _amax(name: str, *, largest: bool) -> None:
-    def decide(call: Call) -> Decision | None:
-        if (read := _read(call, "input dim keepdim")) is None:
-            return None
-        bound, reduced = read
-        dtype = bound.result_dtype(call)
-        return _extreme(call, reduced, dtype, largest=largest, nan_gradient="nan")
-
-    _rule(name, decide, reads_grad=True)
-
-
 def _extreme(
-    call: Call,
-    reduced: Reduced,
-    dtype: folds.ResultDtype,
+    read: _Read,
     *,
     largest: bool,
     nan_gradient: folds.NanGradient,
     of_abs: bool = False,
     norm_dtype: torch.dtype | None = None,
 ) -> Decision:
-    if not call.needs_grad:
-        return decide_terms(call, reduced, "max" if largest else "min")
+    if not read.call.needs_grad:
+        return decide_terms(read.call, read.reduced, "max" if largest else "min")
     fold = folds.extreme(
-        reduced,
-        dtype,
+        read.reduced,
+        read.result_dtype,
         largest=largest,
         nan_gradient=nan_gradient,
         of_abs=of_abs,
         norm_dtype=norm_dtype,
     )
-    return decide_fold(call, reduced, fold)
+    return decide_fold(read.call, read.reduced, fold)
+
+
+def _amax(name: str, *, largest: bool) -> None:
+    def decide(read: _Read) -> Decision:
+        return _extreme(read, largest=largest, nan_gradient="nan")
+
+    _rule(name, "input dim keepdim", decide, reads_grad=True)
 
 
 def _max(name: str, *, largest: bool) -> None:
@@ -178,23 +157,23 @@ def _max(name: str, *, largest: bool) -> None:
     def decide(call: Call) -> Decision | None:
         if len(call.operands) == 2:
             return decide_pointwise(call, None) if "out" not in call.kwargs else None
-        if (read := _read(call, "input dim keepdim")) is None:
+        read = _read(call, "input dim keepdim")
+        if read is None:
             return None
-        bound, reduced = read
-        if "dim" not in bound:
-            dtype = bound.result_dtype(call)
-            return _extreme(call, reduced, dtype, largest=largest, nan_gradient="share")
-        dim = reduced.dims[0] if reduced.dims else None
-        fold = folds.index_of_extreme(reduced, largest=largest, dim=dim, has_value=True)
-        return decide_fold(call, reduced, fold, pack=pack)
+        if "dim" not in read.given:
+            return _extreme(read, largest=largest, nan_gradient="share")
+        dim = read.reduced.dims[0] if read.reduced.dims else None
+        fold = folds.index_of_extreme(read.reduced, largest=largest, dim=dim, has_value=True)
+        return decide_fold(call, read.reduced, fold, pack=pack)
 
-    _rule(name, decide, reads_grad=True)
+    register(Rule(name, decide, reads_grad=True), functions_named([name]))
 
 
 def _argmax(name: str, *, largest: bool) -> None:
-    def make(call: Call, reduced: Reduced, bound: _Bound) -> Fold:
-        dim = None if bound.get("dim") is None or not reduced.dims else reduced.dims[0]
-        return folds.index_of_extreme(reduced, largest=largest, dim=dim, has_value=False)
+    def make(read: _Read) -> Fold:
+        has_dim = read.get("dim") is not None and read.reduced.dims
+        dim = read.reduced.dims[0] if has_dim else None
+        return folds.index_of_extreme(read.reduced, largest=largest, dim=dim, has_value=False)
 
     _folded(name, "input dim keepdim", make)
 
@@ -215,93 +194,64 @@ def _aminmax(input: torch.Tensor, *, dim: int | None = None, keepdim: bool = Fal
     )
 
 
-def _topk(call: Call) -> Decision | None:
-    bound = _bound(call, "input k dim largest sorted")
-    if bound is None:
-        return None
-    operand, k, dim = call.operands[0], bound["k"], bound.get("dim", -1)
-    reduced = reduced_of(operand, dim, True, width=k)
+def _topk(read: _Read) -> Decision | None:
+    (operand,), k = read.call.operands, read.given["k"]
+    reduced = reduced_of(operand, read.get("dim", -1), True, width=k)
     if reduced is None or not reduced.dims or not k:
         return None
-    fold = folds.top(reduced, k, dim=reduced.dims[0], largest=bound.get("largest", True))
-    return decide_fold(call, reduced, fold, pack=_packed("topk"))
+    fold = folds.top(k, dim=reduced.dims[0], largest=read.get("largest", True))
+    return decide_fold(read.call, reduced, fold, pack=_packed("topk"))
 
 
-_rule("topk", _topk)
+_rule("topk", "input k dim largest sorted", _topk)
 
 
 # -- products, norms, moments ----------------------------------------------------------------------
 
 
+def _log_sum_exp(read: _Read) -> Decision | None:
+    if read.call.operands[0].dtype.is_complex:
+        return None
+    fold = folds.log_sum_exp(read.reduced, read.dtypes[0], read.result_dtype)
+    return decide_fold(read.call, read.reduced, fold)
+
+
+def _moments(name: str) -> None:
+    def make(read: _Read) -> Fold:
+        correction = read.get("correction")
+        return folds.moments(
+            read.reduced,
+            read.dtypes,
+            int(read.get("unbiased", True)) if correction is None else correction,
+            is_std=name.startswith("std"),
+            is_complex=read.call.operands[0].dtype.is_complex,
+        )
+
+    _folded(name, "input dim unbiased keepdim correction", make)
+
+
+def _vector_norm(read: _Read) -> Decision:
+    p, dtype = read.get("ord", 2), read.get("dtype")
+    if math.isinf(p):
+        return _extreme(read, largest=p > 0, nan_gradient="zero", of_abs=True, norm_dtype=dtype)
+    fold = folds.vector_norm(read.reduced, p, dtype)
+    return decide_fold(read.call, read.reduced, fold)
+
+
 _folded(
     "prod",
     "input dim keepdim dtype",
-    lambda call, reduced, bound: folds.product(reduced, bound.get("dtype")),
-)
-_folded(
-    "logsumexp",
-    "input dim keepdim",
-    lambda call, reduced, bound: (
-        None
-        if call.operands[0].dtype.is_complex
-        else folds.log_sum_exp(reduced, bound.dtypes[0], bound.result_dtype(call))
-    ),
+    lambda read: folds.product(read.reduced, read.get("dtype")),
 )
 _folded(
     "nanmean",
     "input dim keepdim dtype",
-    lambda call, reduced, bound: folds.nan_mean(reduced, bound.dtypes[0]),
+    lambda read: folds.nan_mean(read.reduced, read.dtypes[0]),
 )
-
-
-def _moments(name: str) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim unbiased keepdim correction")
-        if bound is None:
-            return None
-        if isinstance(bound.get("dim"), bool):  # var(x, unbiased)
-            bound["unbiased"] = bound.pop("dim")
-        reduced = bound.reduced(call)
-        if reduced is None:
-            return None
-        correction = bound.get("correction")
-        if correction is None:
-            correction = int(bound.get("unbiased", True))
-        fold = folds.moments(
-            reduced,
-            bound.dtypes,
-            correction,
-            is_std=name.startswith("std"),
-            is_complex=call.operands[0].dtype.is_complex,
-        )
-        return decide_fold(call, reduced, fold)
-
-    _rule(name, decide)
-
-
+_rule("logsumexp", "input dim keepdim", _log_sum_exp)
 for _name in ("var", "std", "var_mean", "std_mean"):
     _moments(_name)
-
-
-def _vector_norm(call: Call) -> Decision | None:
-    if (read := _read(call, "input ord dim keepdim dtype")) is None:
-        return None
-    bound, reduced = read
-    p = bound.get("ord", 2)
-    if math.isinf(p):
-        return _extreme(
-            call,
-            reduced,
-            bound.result_dtype(call),
-            largest=p > 0,
-            nan_gradient="zero",
-            of_abs=True,
-            norm_dtype=bound.get("dtype"),
-        )
-    return decide_fold(call, reduced, folds.vector_norm(reduced, p, bound.get("dtype")))
-
-
-register(Rule("vector_norm", _vector_norm, reads_grad=True), functions_named(["vector_norm"]))
+_rule("vector_norm", "input ord dim keepdim dtype", _vector_norm, reads_grad=True)
 
 
 @composite("norm", [torch.norm, torch.Tensor.norm])
@@ -343,59 +293,3 @@ def _linalg_norm(
 @composite("dist", functions_named(["dist"]))
 def _dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> Any:
     return torch.linalg.vector_norm(input - other, p)
-
-
-# -- along a dim -----------------------------------------------------------------------------------
-
-
-def _cumulative(name: str) -> None:
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, "input dim dtype")
-        if bound is None or type(bound["dim"]) is not int:
-            return None
-        dim = bound["dim"] % max(len(call.operands[0].shape), 1)
-        return decide_cumulative(call, dim, is_product=name == "cumprod")
-
-    _rule(name, decide)
-
-
-def _cumulative_in_place(name: str) -> None:
-    function = getattr(torch, name)
-
-    @composite(f"{name}_", functions_named([f"{name}_"]))
-    def run(tensor: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        # The gradient of a product is made of its factors, which may not be overwritten.
-        given = tensor.clone() if name == "cumprod" and tensor.requires_grad else tensor
-        return tensor.copy_(function(given, dim, dtype=dtype))
-
-
-for _name in ("cumsum", "cumprod"):
-    _cumulative(_name)
-    _cumulative_in_place(_name)
-
-
-def _along(name: str, names: str, *, keeps_size: bool) -> None:
-    """A function that needs a dim whole: all others stay cut as they are."""
-
-    def decide(call: Call) -> Decision | None:
-        bound = _bound(call, names)
-        if bound is None:
-            return None
-        if len(bound.results) == 1 and not keeps_size:
-            return None  # the median of all elements
-        operand = call.operands[0]
-        keeps = keeps_size or bool(bound.get("keepdim", False))
-        text = along(len(operand.shape), [bound.get("dim", -1)], keeps=keeps)
-        return None if text is None else Pattern(text, (operand,)).decide(call)
-
-    _rule(name, decide)
-
-
-for _name in ("cummax", "cummin"):
-    _along(_name, "input dim", keeps_size=True)
-for _name in ("median", "nanmedian", "mode"):
-    _along(_name, "input dim keepdim", keeps_size=False)
-_along("kthvalue", "input k dim keepdim", keeps_size=False)
-_along("logcumsumexp", "input dim", keeps_size=True)
-_along("sort", "input dim descending stable", keeps_size=True)
-_along("argsort", "input dim descending stable", keeps_size=True)

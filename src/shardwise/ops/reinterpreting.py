@@ -38,20 +38,22 @@ def decide_reinterpreted(call: Call, dtype: torch.dtype) -> Decision | None:
 def _decide_as_real(call: Call) -> Decision | None:
     """A dim of size 2 comes last; sums stay pending, other reductions are of complex numbers."""
     (operand,), result = call.operands, outline_of(call)
-    layout = operand.layout if operand.is_linear_sum else operand.layout.bar
 
     def parts(box: Box) -> list[Part]:
         return [Part(Box((*box.start, 0), (*box.stop, 2)), torch.view_as_real)]
 
     return decide_view(
-        call, [(tuple(result.shape), parts)], layout=layout, phantom=torch.view_as_real
+        call,
+        [(tuple(result.shape), parts)],
+        layout=operand.linear_layout,
+        phantom=torch.view_as_real,
     )
 
 
 def _decide_as_complex(call: Call) -> Decision | None:
     """The last dim, of size 2, goes; None if it is cut."""
     (operand,), result = call.operands, outline_of(call)
-    layout = operand.layout if operand.is_linear_sum else operand.layout.bar
+    layout = operand.linear_layout
     if not layout.is_whole(-1):
         return None
 

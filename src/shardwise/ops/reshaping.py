@@ -289,8 +289,7 @@ def _where_parts_are_few(layout: Layout, change: _Reshape) -> Layout:
             found = _flattened(layout, owners, order[:count])
             if _has_few_parts(found, change):
                 return found
-    ranks = layout.ranks
-    return _of_ranges(layout.shape, [[rank] for rank in ranks], len(ranks))
+    return _of_ranges(layout.shape, layout.ranks)
 
 
 def _has_few_parts(layout: Layout, change: _Reshape) -> bool:
@@ -329,7 +328,7 @@ def _flattened(
         for dim, cell in zip(others, place, strict=True):
             index[dim] = cell
             low[dim], high[dim] = layout.grid.cuts[dim][cell : cell + 2].tolist()
-        cells = [*owners[tuple(index)].reshape(-1)] if dims else [owners[tuple(index)]]
+        cells = [*owners[tuple(index)].reshape(-1)]
         for box, holders in _ranges(groups, _holders(cells, layout)):
             start, stop = list(low), list(high)
             for dim, (a, b) in box.items():
@@ -363,14 +362,13 @@ def _ranges(
             yield whole | dict(zip(first.dims, ends, strict=True)), ranks
 
 
-def _of_ranges(shape: tuple[int, ...], holders: Sequence[Sequence[int]], count: int) -> Layout:
-    """Even flat ranges of the whole tensor."""
-    cuts = even_cuts(math.prod(shape), count).tolist()
+def _of_ranges(shape: tuple[int, ...], ranks: Sequence[int]) -> Layout:
+    """Even flat ranges of the whole tensor, one per rank."""
+    cuts = even_cuts(math.prod(shape), len(ranks)).tolist()
     entries = [
         Entry(box, rank)
-        for (a, b), ranks in zip(itertools.pairwise(cuts), holders, strict=True)
+        for (a, b), rank in zip(itertools.pairwise(cuts), ranks, strict=True)
         for box in flat_range_boxes(shape, a, b)
-        for rank in ranks
     ]
     return Layout.of(shape, entries)
 

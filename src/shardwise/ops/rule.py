@@ -9,7 +9,7 @@ layouts pays a look-up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardwise.errors import ArgumentTypeError
 
@@ -26,15 +26,23 @@ __all__ = [
     "Call",
     "Composite",
     "Decision",
+    "Invoke",
     "Need",
     "Operand",
+    "OperandPieces",
+    "OutputPieces",
     "Rule",
     "Then",
     "composite",
     "register",
 ]
 
-Pieces = list["torch.Tensor"]
+# Of each operand, the pieces on this rank.
+OperandPieces: TypeAlias = "Sequence[Sequence[torch.Tensor]]"
+# Of each output, the pieces on this rank.
+OutputPieces: TypeAlias = "list[list[torch.Tensor]]"
+# The torch function of the call, on one tensor per operand.
+Invoke: TypeAlias = "Callable[..., Any]"
 
 
 class Operand(NamedTuple):
@@ -59,6 +67,11 @@ class Operand(NamedTuple):
         has_fractions = self.dtype.is_floating_point or self.dtype.is_complex
         return has_fractions and self.layout.pending in ("sum", "avg")
 
+    @property
+    def linear_layout(self) -> Layout:
+        """Where a linear function needs it: as it is, or without what may not stay pending."""
+        return self.layout if self.is_linear_sum else self.layout.bar
+
 
 class Call(NamedTuple):
     """A call of a torch function, as a rule sees it."""
@@ -70,6 +83,11 @@ class Call(NamedTuple):
     ranks: tuple[int, ...]  # of the group, ascending
     rank: int  # this one, for the kernel; the layouts may not depend on it
     needs_grad: bool = False  # whether a gradient will be asked for; of rules that read it
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return str(getattr(self.function, "__name__", self.function))
 
     def invoke(self, *tensors: torch.Tensor) -> Any:
         """What the function gives on these tensors in place of the operands."""
@@ -104,7 +122,7 @@ class Then(NamedTuple):
 
     needs: tuple[Need, ...]  # one per output of the decision
     outputs: tuple[Layout, ...]  # what the function returns
-    kernel: Callable[[Sequence[Sequence[torch.Tensor]]], list[Pieces]]
+    kernel: Callable[[OperandPieces], OutputPieces]
     phantom: Callable[..., Any]  # as that of a decision, on a tie per output of the decision
     # Operands whose pieces, as the decision's kernel had them, kernel and phantom get at the end.
     operands: tuple[int, ...] = ()
@@ -116,9 +134,7 @@ class Decision:
 
     needs: tuple[Need, ...]  # one per operand
     outputs: tuple[Layout, ...]  # one per tensor that the function returns
-    # (pieces of each operand, invoke) -> the local pieces of each output. `invoke` is the torch
-    # function of the call on one tensor per operand.
-    kernel: Callable[[Sequence[Sequence[torch.Tensor]], Callable[..., Any]], list[Pieces]]
+    kernel: Callable[[OperandPieces, Invoke], OutputPieces]
     # Where the outputs are brought at once, as part of the function's meaning.
     finish: tuple[Layout, ...] | None = None
     then: Then | None = None  # not with `finish`

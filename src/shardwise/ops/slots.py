@@ -14,24 +14,28 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import outlines
 from shardwise.ops.phantoms import as_tie, unit_of
-from shardwise.ops.reduction import decide_whole, everywhere
+from shardwise.ops.reducing import decide_whole, everywhere
 from shardwise.ops.rule import Decision, Need, Then
-from shardwise.ops.terms import terms_of
+from shardwise.ops.terms import kept_box, terms_of
+from shardwise.ops.work import Use, need_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardwise.ops.phantoms import Phantom
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.terms import Reduced, Share, Terms
 
 __all__ = [
     "Fold",
+    "NeededSlots",
+    "Place",
     "Prepared",
     "Slots",
     "Tensors",
     "decide_fold",
     "decide_slots",
+    "needed_slots",
     "slots_of",
     "wide_dtype",
 ]
@@ -87,7 +91,7 @@ class Prepared(NamedTuple):
     """What a fold is of, if not of the pieces of one operand."""
 
     needs: tuple[Need, ...]  # one per operand
-    pieces: Callable[[Sequence[Sequence[torch.Tensor]]], list[torch.Tensor]]  # one per local box
+    pieces: Callable[[OperandPieces], list[torch.Tensor]]  # one per local box
     unit: Callable[[torch.Tensor], torch.Tensor]  # what it makes of a tensor of ones
 
 
@@ -109,7 +113,7 @@ def decide_slots(
     count = len(outlines(call))
     conclude = fold.conclude or (lambda partials: fold.final(fold.merge(partials)))
 
-    def finish(pieces: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def finish(pieces: OperandPieces) -> OutputPieces:
         boxes = result.boxes_of(call.rank)
         rows = []
         for box, *partials in zip(boxes, *pieces, strict=True):
@@ -124,9 +128,7 @@ def decide_slots(
         ]
         return [as_tie(one) for one in conclude(tuple(units))]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         made = pieces if prepared is None else [prepared.pieces(pieces)]
         return slots.kernel(made, invoke)
 
@@ -164,9 +166,7 @@ def slots_of(terms: Terms, fold: Fold, need: Layout, rank: int) -> Slots:
         for local in [layout.boxes_of(rank) for layout in layouts]
     ]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         lifted: dict[int, Tensors] = {}
 
         def partial(share: Share) -> Tensors:
@@ -245,3 +245,44 @@ def _result_layout(terms: Terms, everybody: Sequence[int] | None) -> Layout:
         [terms.reduced.result_box(cell) for cell, ranks in terms.holders.items() for _ in ranks],
         [rank for ranks in terms.holders.values() for rank in ranks],
     )
+
+
+# -- slots where pieces need them ------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a piece finds the slots of a cell that it has a share of."""
+
+    cell: Box
+    piece: int  # which of the received pieces has them
+    term: int  # the piece's own among them
+
+
+class NeededSlots(NamedTuple):
+    """All slots of the cells that local pieces have shares of, where the pieces use them."""
+
+    need: Need
+    places: tuple[tuple[Place, ...], ...]  # per local piece
+
+
+def needed_slots(terms: Terms, layout: Layout, shape: tuple[int, ...], rank: int) -> NeededSlots:
+    """The slots, a tensor of `shape`, on ranks that have shares; each piece is a use of them."""
+    count, width = shape[:2]
+
+    def whole(cell: Box) -> Box:
+        return Box((0, 0, *cell.start), (count, width, *cell.stop))
+
+    uses = []
+    cells = [cell for cell in terms.holders if cell.volume]
+    for box, owner, _ in layout:
+        if box.volume:
+            part = kept_box(box, terms.reduced)
+            uses += [Use(whole(cell), owner, box) for cell in cells if part.contains(cell)]
+    need, place = need_of(shape, uses, rank)
+    boxes = layout.boxes_of(rank)
+    found: list[list[Place]] = [[] for _ in boxes]
+    for (cell, term), shares in terms.shares.items():
+        for share in shares:
+            received = place[whole(cell), boxes[share.piece]]
+            found[share.piece].append(Place(cell, received, term))
+    return NeededSlots(need, tuple(map(tuple, found)))

@@ -18,7 +18,7 @@ from shardwise.ops.call_arguments import known_arguments
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
 from shardwise.ops.phantoms import phantom_of_one
-from shardwise.ops.reduction import decide_whole, everywhere
+from shardwise.ops.reducing import decide_whole, everywhere
 from shardwise.ops.rule import Rule, composite, register
 from shardwise.ops.slots import wide_dtype
 from shardwise.ops.statistics import Finish, decide_with_statistics

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardwise.geometry import Entry
     from shardwise.ops.forms import Factor, Form
+    from shardwise.ops.rule import Invoke, OperandPieces
 
 __all__ = ["Stack", "are_alone", "label_of", "side_by_side"]
 
@@ -32,7 +33,7 @@ class Stack(NamedTuple):
     sizes: list[int]  # of the pieces
 
     def results(
-        self, given: list[Any], pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
+        self, given: list[Any], pieces: OperandPieces, invoke: Invoke
     ) -> list[torch.Tensor] | None:
         """The pieces of the output; None if those of the factor lie apart.
 

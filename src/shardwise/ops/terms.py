@@ -117,7 +117,7 @@ def reduced_of(
     """The dims that torch means by `dim`: one, several, none or None for all; None: unclear."""
     ndim = len(operand.shape)
     listed = dim if isinstance(dim, list | tuple) else (dim,)
-    if dim is None or not listed or (ndim == 0 and width == 1):
+    if dim is None or not listed or not ndim:
         return Reduced(operand.shape, tuple(range(ndim)), keepdim, width)
     if not all(type(one) is int for one in listed):
         return None

@@ -14,11 +14,8 @@ from shardwise.ops.pieces import Mapped, Part, decide_parts
 from shardwise.ops.rule import Decision, Need, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     from shardwise.geometry import Box
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
 
 __all__: list[str] = []
 
@@ -45,9 +42,7 @@ def _triangle(name: str) -> None:
         diagonal = arguments_of(call, "input diagonal").get("diagonal", 0)
         here = [diagonal_of(box, diagonal) for box in layout.boxes_of(call.rank)]
 
-        def kernel(
-            pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-        ) -> list[list[torch.Tensor]]:
+        def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
             return [[change(piece, at) for piece, at in zip(pieces[0], here, strict=True)]]
 
         return Decision(

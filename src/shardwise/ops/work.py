@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.geometry import Box, Layout
+from shardwise.geometry import Box, Layout, is_tiling
 from shardwise.ops.rule import Need
 from shardwise.transfer import plan_reshard
 
@@ -73,29 +73,24 @@ def need_of(
 def needed_parts(
     operand: Operand, output: Layout, parts: Mapping[Box, Box], rank: int
 ) -> tuple[Need, tuple[Spot, ...]]:
-    """The need of which each box of `output` uses one part; where each local box finds its own."""
+    """The need of which each box of `output` uses one part; where each local box finds its own.
+
+    The operand is cut into the parts if they tile it. Else all of it goes to every box.
+    """
     if not len(output):  # of a tensor without elements
         return Need(operand.layout.bar), ()
-    entries = [(box, owner, (box, term)) for box, owner, term in output]
     whole = Box.whole(operand.shape)
-    has_whole = 0 in output.shape or not _tile(set(parts.values()))
-    uses = [Use(whole if has_whole else parts[box], owner, work) for box, owner, work in entries]
+    is_cut = is_tiling(list(dict.fromkeys(parts.values())), operand.shape)
+    uses = [Use(parts[box] if is_cut else whole, owner, (box, term)) for box, owner, term in output]
     need, place = need_of(operand.shape, uses, rank)
     spots = []
     for box, term in zip(output.boxes_of(rank), output.terms_of(rank), strict=True):
         part = parts[box]
-        if has_whole:
-            spots.append(Spot(place[whole, (box, term)], part.slices()))
-        else:
+        if is_cut:
             spots.append(Spot(place[part, (box, term)]))
+        else:
+            spots.append(Spot(place[whole, (box, term)], part.slices()))
     return need, tuple(spots)
-
-
-def _tile(parts: set[Box]) -> bool:
-    """Whether boxes that cover a shape are all apart."""
-    low = map(min, zip(*[part.start for part in parts], strict=True))
-    high = map(max, zip(*[part.stop for part in parts], strict=True))
-    return sum(part.volume for part in parts) == Box(tuple(low), tuple(high)).volume
 
 
 def number_work(box: Box, users: Mapping[int, Mapping[Hashable, None]]) -> dict[Hashable, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.errors import OpError
-from shardwise.geometry import Box, is_tiling
+from shardwise.geometry import Box
 from shardwise.ops.call_arguments import arguments_of
 from shardwise.ops.looking_up import (
     are_neighbours,
@@ -22,18 +22,19 @@ from shardwise.ops.looking_up import (
     check_range,
     dim_of,
     indexed_shape,
-    phantom_of_fractions,
 )
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
+from shardwise.ops.phantoms import tie_of_operands
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
-from shardwise.ops.work import Spot, Use, need_of
+from shardwise.ops.work import needed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
+    from shardwise.ops.work import Spot
 
 __all__ = ["write_at", "write_at_"]
 
@@ -55,7 +56,7 @@ def write_at(
 
     With `accumulate`, `+=`, where an element may be written several times.
     """
-    written: torch.Tensor = _aten.index_put(x, _index(x, indices, dims), values, accumulate)
+    written: torch.Tensor = _aten.index_put(x, _index(indices, dims), values, accumulate)
     return written
 
 
@@ -68,11 +69,11 @@ def write_at_(
     accumulate: bool,
 ) -> torch.Tensor:
     """The same in place."""
-    _aten.index_put_(x, _index(x, indices, dims), values, accumulate)
+    _aten.index_put_(x, _index(indices, dims), values, accumulate)
     return x
 
 
-def _index(x: torch.Tensor, indices: Sequence[torch.Tensor], dims: tuple[int, ...]) -> Any:
+def _index(indices: Sequence[torch.Tensor], dims: tuple[int, ...]) -> Any:
     """As `index_put` takes it: None for a dim that is not indexed."""
     by_dim = dict(zip(dims, indices, strict=True))
     return [by_dim.get(dim) for dim in range(max(dims) + 1)]
@@ -105,9 +106,7 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
     ]
     rows = list(zip(*[spots for _, spots in found], strict=True)) if found else [()] * len(boxes)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         results = []
         for box, piece, row in zip(boxes, pieces[0], rows, strict=True):
             given = [spot.of(held) for spot, held in zip(row, pieces[1:], strict=True)]
@@ -118,27 +117,17 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
         (Need(layout), *[need for need, _ in found]),
         (layout,),
         kernel,
-        phantom=phantom_of_fractions,
+        phantom=tie_of_operands,
         is_in_place=write.in_place,
     )
 
 
 def _needed(
     operand: Operand, follows: Follows, layout: Layout, rank: int
-) -> tuple[Need, list[Spot]]:
+) -> tuple[Need, tuple[Spot, ...]]:
     """Who needs which part of an operand, and where each local box finds its own."""
-    if not len(layout):  # of a tensor without elements
-        return Need(operand.layout.bar), []
-    whole = Box.whole(operand.shape)
     parts = {box: _part(box, follows, operand.shape) for box in layout.boxes}
-    is_cut = is_tiling(list(dict.fromkeys(parts.values())), operand.shape)
-    uses = [Use(parts[box] if is_cut else whole, owner, box) for box, owner, _ in layout]
-    need, place = need_of(operand.shape, uses, rank)
-    spots = [
-        Spot(place[parts[box], box]) if is_cut else Spot(place[whole, box], parts[box].slices())
-        for box in layout.boxes_of(rank)
-    ]
-    return need, spots
+    return needed_parts(operand, layout, parts, rank)
 
 
 def _part(box: Box, follows: Follows, shape: tuple[int, ...]) -> Box:
@@ -157,7 +146,7 @@ def _written(
     box: Box,
     piece: torch.Tensor,
     given: Sequence[torch.Tensor],
-    invoke: Callable[..., Any],
+    invoke: Invoke,
 ) -> torch.Tensor:
     """A box after the write. [Note: owners write]"""
     count = len(write.dims)
@@ -165,7 +154,7 @@ def _written(
         size = shape[dim]
         check_range(index, size, what=write.name, least=write.least * size)
     if box.is_empty:  # in the graph of all operands all the same
-        tie = phantom_of_fractions(piece, *given).reshape(piece.shape)
+        tie = tie_of_operands(piece, *given).reshape(piece.shape)
         return piece.copy_(tie) if write.in_place else tie
     if all(box.shape[dim] == shape[dim] for dim in write.dims):
         result: torch.Tensor = invoke(piece, *given)
@@ -289,7 +278,7 @@ for _name in ("index_add", "index_copy"):
 
 
 def _decide_scatter(call: Call) -> Decision | None:
-    name = str(call.function.__name__)
+    name = call.name
     in_place = name.endswith("_")
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
@@ -308,7 +297,7 @@ def _decide_scatter(call: Call) -> Decision | None:
 
 def _decide_fill(call: Call) -> Decision | None:
     """`index_fill`, of whose value the gradient counts an index that stands twice once."""
-    name = str(call.function.__name__)
+    name = call.name
     given = arguments_of(call, "input dim index")
     dim, index = given.get("dim"), given.get("index")
     x, values = call.operands[0], call.operands[2:]

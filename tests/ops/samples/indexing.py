@@ -75,9 +75,7 @@ EMBEDDINGS: dict[str, list[Sample]] = {
         ),
     ],
     "scale_gradient": [
-        Sample(
-            lambda x: scale_gradient(x, x.detach().abs()), ((3, 4),), keeps=(ROWS,), has_grad=False
-        ),
+        Sample(lambda x: scale_gradient(x, x.detach().abs()), ((3, 4),), keeps=(ROWS,)),
     ],
 }
 

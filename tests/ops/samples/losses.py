@@ -92,7 +92,14 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "l1_loss": [Sample(lambda x, y: F.l1_loss(x, y, reduction="sum"), _TWO)],
     "smooth_l1_loss": [Sample(lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), _TWO)],
-    "huber_loss": [Sample(lambda x, y: F.huber_loss(x, y, delta=0.5), _TWO)],
+    "huber_loss": [
+        Sample(lambda x, y: F.huber_loss(x, y, delta=0.5), _TWO),
+        Sample(
+            lambda x, y, w: F.huber_loss(x, y, weight=w),  # type: ignore[call-arg]  # stubs are behind
+            (*_TWO, (4, 6)),
+            "positive",
+        ),
+    ],
     "binary_cross_entropy": [
         Sample(
             lambda x, y, w: F.binary_cross_entropy(x, y.detach(), w.detach()),

@@ -113,6 +113,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x: x.topk(3), ((4, 6),), "distinct", keeps=_COLUMNS, most_bytes=3000),
         Sample(lambda x: x.topk(4, 0, largest=False), (_SHAPE,), "distinct"),
         Sample(lambda x: x.topk(5, 0), ((5,),), "distinct"),
+        Sample(lambda x: x.topk(0), ((),)),
     ],
     "prod": [
         Sample(torch.prod, ((8, 6),), keeps=_ROWS, most_bytes=12 * 8),

@@ -15,15 +15,15 @@ import torch
 from shardwise.geometry import Box, Layout
 from shardwise.ops.outlines import listed_results, outlines
 from shardwise.ops.phantoms import phantom_of_one
-from shardwise.ops.rule import Decision, Need, Operand
+from shardwise.ops.rule import Decision, Need
 from shardwise.ops.terms import terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from shardwise.geometry import ReduceOp
     from shardwise.ops.phantoms import Phantom
-    from shardwise.ops.rule import Call
+    from shardwise.ops.rule import Call, Invoke, OperandPieces, OutputPieces
     from shardwise.ops.terms import Reduced, Share, Terms
 
 __all__ = ["decide_terms", "decide_whole", "everywhere"]
@@ -39,9 +39,7 @@ def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> De
     """Every rank computes all of it: what tensors without elements need, which cost nothing."""
     results = outlines(call)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         return [[result] for result in listed_results(invoke(*[held[0] for held in pieces]))]
 
     return Decision(
@@ -72,9 +70,7 @@ def decide_whole(
     layout = terms.layout(None)
     cells = _local_cells(terms, layout, rank)
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         whole: dict[int, list[torch.Tensor]] = {}
         rows = []
         for cell in cells:
@@ -135,7 +131,7 @@ def decide_terms(
     operand = call.operands[0]
     if not math.prod(operand.shape):
         return everywhere(call)
-    layout = _linear_layout(operand) if passes_terms else operand.layout.bar
+    layout = operand.linear_layout if passes_terms else operand.layout.bar
     terms = terms_of(layout, reduced, call.rank)
     phantom = phantom_of_one(call)
     if terms.is_whole and layout.pending is None:
@@ -146,9 +142,7 @@ def decide_terms(
     rows = list(zip(cells, output.terms_of(call.rank), strict=True))
     combine = _COMBINE[op]
 
-    def kernel(
-        pieces: Sequence[Sequence[torch.Tensor]], invoke: Callable[..., Any]
-    ) -> list[list[torch.Tensor]]:
+    def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:
         whole: dict[int, torch.Tensor] = {}
         found = []
         for cell, term in rows:
@@ -173,11 +167,6 @@ def decide_terms(
     return Decision(
         (Need(layout),), (output,), kernel, finish=_finish((output,), (wanted,)), phantom=phantom
     )
-
-
-def _linear_layout(operand: Operand) -> Layout:
-    """The operand's own layout if its pending sum passes through, else with nothing pending."""
-    return operand.layout if operand.is_linear_sum else operand.layout.bar
 
 
 def _weights(layout: Layout, reduced: Reduced, rank: int, *, is_mean: bool) -> list[float]:

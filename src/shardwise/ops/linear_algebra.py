@@ -1,54 +1,25 @@
-"""Fourier transforms and linear algebra: a few dims are whole, all others taken one by one."""
+"""Linear algebra: matrices are whole, batches of them taken one by one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from shardwise.ops.call_arguments import arguments_of
+from shardwise.ops.call_arguments import operands_named
 from shardwise.ops.names import functions_named
 from shardwise.ops.outlines import outlines
-from shardwise.ops.pattern import Pattern, along
+from shardwise.ops.pattern import Pattern
 from shardwise.ops.phantoms import tie_of
-from shardwise.ops.rule import Call, Operand, Rule, register
+from shardwise.ops.rule import Call, Rule, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from shardwise.ops.rule import Decision
+    from shardwise.ops.rule import Decision, Operand
 
 __all__: list[str] = []
-
-# -- Fourier transforms ----------------------------------------------------------------------------
-
-
-def _decide_fourier(num_dims: int | None) -> Callable[[Call], Decision | None]:
-    """Along the last `num_dims` dims, if nothing else is said; None: along all."""
-
-    def decide(call: Call) -> Decision | None:
-        given = arguments_of(call, "input s dim")
-        x, size, dims = (given.get(name) for name in ("input", "s", "dim"))
-        if not isinstance(x, Operand) or len(call.operands) != 1:
-            return None  # `out`
-        ndim = len(x.shape)
-        count = (ndim if size is None else len(size)) if num_dims is None else num_dims
-        if dims is None:
-            dims = range(-count, 0)
-        text = along(ndim, [dims] if isinstance(dims, int) else dims)
-        return None if text is None else Pattern(text, (x,)).decide(call)
-
-    return decide
-
-
-for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
-    for _end, _count in (("", 1), ("2", 2), ("n", None)):
-        _rule = Rule(f"fft.{_name}{_end}", _decide_fourier(_count))
-        register(_rule, [getattr(torch.fft, _name + _end)])
-
-
-# -- linear algebra --------------------------------------------------------------------------------
 
 _MATRIX, _SQUARE = "...MN->...PQ", "...MN->..."
 # The names of the tensors of a function, and what it does to their dims.
@@ -80,12 +51,9 @@ _LINEAR_ALGEBRA = {
 
 def _decide_matrices(names: str, text: str) -> Callable[[Call], Decision | None]:
     def decide(call: Call) -> Decision | None:
-        given = arguments_of(call, names)
-        tensors: list[Any] = [given.get(name) for name in names.split()]
-        if not all(isinstance(one, Operand) for one in tensors):
-            return None
-        if len(tensors) != len(call.operands) or call.kwargs.get("left") is False:
-            return None  # `out`, tolerances that are tensors, equations from the right
+        tensors = operands_named(call, names)
+        if tensors is None or call.kwargs.get("left") is False:
+            return None  # tolerances that are tensors, equations from the right
         results = outlines(call)
         decision = Pattern(_fitting(text, call, tensors), tuple(tensors)).decide(call)
         if decision is None:
@@ -97,9 +65,9 @@ def _decide_matrices(names: str, text: str) -> Callable[[Call], Decision | None]
     return decide
 
 
-def _fitting(text: str, call: Call, tensors: list[Any]) -> str:
+def _fitting(text: str, call: Call, tensors: Sequence[Operand]) -> str:
     """The text for one right side in place of many: a vector, in `solve` only."""
-    if getattr(call.function, "__name__", "") != "linalg_solve":
+    if call.name != "linalg_solve":
         return text
     left, right = (one.shape for one in tensors)
     is_vector = len(right) == 1 or right == left[:-1]

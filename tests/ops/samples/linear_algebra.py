@@ -1,4 +1,4 @@
-"""Samples of Fourier transforms and of linear algebra."""
+"""Samples of linear algebra."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ if TYPE_CHECKING:
 
 BATCH, COLUMNS, ALL = "chunk(0)", "chunk(2)", "replicate()"
 SQUARES = (4, 3, 3)
-
-
-def _fourier(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Sample:
-    function = getattr(torch.fft, name)
-    is_complex = name.startswith(("fft", "ifft", "irfft", "hfft"))
-    values: Any = "complex" if is_complex else "real"
-    return Sample(lambda x: function(x, *args, **kwargs), (shape,), values, keeps=(BATCH,))
 
 
 def _positive(x: torch.Tensor) -> torch.Tensor:
@@ -53,21 +46,6 @@ def _solved(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 SAMPLES: dict[str, list[Sample]] = {
-    **{
-        f"fft.{name}": [_fourier(name, (4, 5)), _fourier(name, (4, 5, 3), 4, 1)]
-        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-    },
-    **{
-        f"fft.{name}2": [_fourier(f"{name}2", (4, 3, 5))]
-        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-    },
-    **{
-        f"fft.{name}n": [
-            _fourier(f"{name}n", (4, 3, 5), (2, 4)),
-            _fourier(f"{name}n", (4, 5), dim=1),
-        ]
-        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-    },
     **{
         name: _matrices(_of(name))
         for name in ("inv", "inverse", "cholesky", "det", "logdet", "slogdet", "matrix_exp", "cond")
