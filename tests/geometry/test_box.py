@@ -81,6 +81,17 @@ def test_a_box_along_some_dims_has_their_ranges_in_their_order() -> None:
     assert box.along([]) == Box((), ())
 
 
+def test_a_box_gets_another_range_along_a_dim_that_may_count_from_the_end() -> None:
+    box = Box((0, 1, 2), (3, 5, 7))
+    assert box.with_range(1, 0, 9) == box.with_range(-2, 0, 9) == Box((0, 0, 2), (3, 9, 7))
+    assert box.with_range(-1, 4, 4) == Box((0, 1, 4), (3, 5, 4))
+    for dim in (3, -4):
+        with pytest.raises(GeometryError, match=r"dim: expected one of the 3 dims of \[0:3, 1:5"):
+            box.with_range(dim, 0, 1)
+    with pytest.raises(GeometryError, match="one of the 0 dims"):
+        Box((), ()).with_range(0, 0, 1)
+
+
 def test_boxes_are_values() -> None:
     box = Box.at((1, 2), (3, 4))
     assert box == Box((1, 2), (4, 6))

@@ -131,7 +131,10 @@ class Box:
         return Box.at(tuple(map(operator.add, self.start, offset)), self.shape)
 
     def with_range(self, dim: int, start: int, stop: int) -> Box:
-        """The box with another range along one dim."""
+        """The box with another range along one dim (negative dims count from the end)."""
+        if not -self.ndim <= dim < self.ndim:
+            raise GeometryError("dim", expected=f"one of the {self.ndim} dims of {self}", got=dim)
+        dim %= self.ndim
         return Box(
             (*self.start[:dim], start, *self.start[dim + 1 :]),
             (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
