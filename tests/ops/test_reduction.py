@@ -195,6 +195,24 @@ def test_no_elements_have_no_largest(name: str) -> None:
     assert set(simulate(on_rank, 2).results) == {str(raised.value)}
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+@pytest.mark.parametrize("shape", [(4, 3), (1, 2), (0, 3)])
+def test_moments_with_a_correction_near_the_count(
+    shape: tuple[int, ...], name: str, beyond: int
+) -> None:
+    """torch's gradients of an infinite variance are not the same by dims and of all elements."""
+    function = getattr(torch, name)
+    rows, everything = shape[0] + beyond, math.prod(shape) + beyond
+    for layout in layout_kinds(shape).values():
+        _check(name, lambda x: function(x, 0, correction=rows), "ties", layout)
+        _check(name, lambda x: function(x, (0, 1), correction=everything), "real", layout)
+        _check(name, lambda x: function(x, correction=everything), "ties", layout)
+    cut = layout_kinds(shape)["dim 0 uneven, permuted, one empty"]
+    _check(name, lambda x: function(x, 0, correction=rows, keepdim=True), "complex", cut)
+
+
 def test_half_precision_loses_nothing_on_the_way() -> None:
     full = (torch.arange(3000) % 7).to(torch.bfloat16).reshape(1000, 3) + 100
 

@@ -36,7 +36,7 @@ _COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 
 
 def everywhere(call: Call, pack: Callable[[list[Any]], Any] | None = None) -> Decision:
-    """Every rank computes all of it: what tensors without elements need, which cost nothing."""
+    """Every rank computes all of it: for tensors without elements, or with few that matter."""
     results = outlines(call)
 
     def kernel(pieces: OperandPieces, invoke: Invoke) -> OutputPieces:

@@ -62,6 +62,7 @@ class Fold(NamedTuple):
     # Per tensor of a partial, the values that change nothing; called with the dtype.
     identity: Callable[[torch.dtype], tuple[tuple[Any, ...], ...]]
     is_own: bool = False  # whether torch's function, even of a whole tensor, will not do
+    is_of_parts: bool = True  # whether it is right; else torch's function has to see all
     conclude: Callable[[Tensors], Tensors] | None = None  # final of merge, where that is quicker
 
 
@@ -76,6 +77,8 @@ def decide_fold(
     terms = terms_of(layout, reduced, call.rank)
     if terms.is_whole and not fold.is_own:
         return decide_whole(call, terms, layout, _phantom_of_fold(fold, layout.ndim), pack=pack)
+    if not fold.is_of_parts:
+        return everywhere(call, pack)
     return decide_slots(call, terms, layout, fold, pack=pack)
 
 
