@@ -228,14 +228,16 @@ def _index_select(input: Any, dim: int, index: Any) -> Any:
 @composite("gather", [torch.gather, torch.Tensor.gather])
 def _gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     dim = dim_of("gather", dim, input.dim())
-    if input.dim() == 0 or index.dim() == 0:
-        flat = torch.gather(input.reshape(-1), 0, index.reshape(-1))
-        return flat.reshape(index.shape)
-    if input.dim() != index.dim():
+    if 0 in index.shape:  # of any number of dims
+        nothing = (input if input.dim() else input.reshape(1)).narrow(0, 0, 0)
+        return take_along(nothing.reshape(0), index.reshape(0), 0).reshape(index.shape)
+    if max(input.dim(), 1) != max(index.dim(), 1):
         raise OpError(
             "gather: Index tensor must have the same number of dimensions as input tensor",
             got=f"{index.dim()} and {input.dim()}",
         )
+    if input.dim() == 0 or index.dim() == 0:
+        return torch.gather(input.reshape(-1), 0, index.reshape(-1)).reshape(index.shape)
     for d in range(input.dim()):
         if d != dim and index.shape[d] > input.shape[d]:
             raise OpError(

@@ -258,8 +258,15 @@ def _by_vector(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
     def run(input: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
         if not set(options) <= ({"alpha"} if adds else set()):
             raise TypeError(f"{name}() got an unexpected keyword argument {min(options)!r}")
+        if adds and (not source.dim()) != (not input.dim()):
+            raise OpError(
+                f"{name}: source does not fit",
+                expected=f"{input.dim()} dims",
+                got=tuple(source.shape),
+            )
+        source = source if source.dim() else source.reshape(1)
         if not input.dim():  # as a vector that has the number alone
-            made = run(input.view(1), dim, index, source.reshape(1), **options)
+            made = run(input.view(1), dim, index, source, **options)
             return input if write is write_at_ else made.view(())
         index, dim = _vector(name, input, dim, index)
         _check_source(name, input, dim, index, source)

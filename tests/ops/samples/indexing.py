@@ -126,6 +126,12 @@ LOOK_UPS: dict[str, list[Sample]] = {
             values=("bits", "bits"),
             has_grad=False,
         ),
+        # Without indices there may be any number of dims.
+        Sample(lambda x, i: torch.gather(x, 1, i), ((7, 4), (0,)), values=X_IDS),
+        Sample(lambda x, i: torch.gather(x, 0, i), ((7, 4), (9, 0, 2)), values=X_IDS),
+        Sample(lambda x, i: torch.gather(x, 0, i), ((7, 4), (0, 5)), values=X_IDS),
+        Sample(lambda x, i: torch.gather(x, 0, i), ((), (3, 0)), values=X_IDS),
+        Sample(lambda x, i: torch.gather(x, 0, i), ((7,), ()), values=X_IDS),
     ],
     "take_along_dim": [
         Sample(
@@ -228,9 +234,13 @@ WRITES: dict[str, list[Sample]] = {
     ],
     "index_copy": [
         Sample(lambda x, v: torch.index_copy(x, -1, PLACES, v), ((3, 7), (3, 4))),
+        Sample(lambda x, v: torch.index_copy(x, 0, PLACES[:1], v), ((7,), ())),
+        Sample(lambda x, v: torch.index_copy(x, 0, torch.tensor(4), v), ((7,), ())),
+        Sample(lambda x, v: torch.index_copy(x, 0, torch.tensor(0), v), ((), (1,))),
     ],
     "index_copy_": [
         Sample(_changed(lambda x, v: x.index_copy_(1, PLACES, v)), ((3, 7), (3, 4))),
+        Sample(_changed(lambda x, v: x.index_copy_(0, PLACES[:1], v)), ((7,), ())),
     ],
     "index_fill": [
         Sample(lambda x: torch.index_fill(x, 0, -PLACES - 1, 2.5), ((7, 3),), keeps=(ROWS,)),
