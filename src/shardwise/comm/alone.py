@@ -27,6 +27,7 @@ class Alone:
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[Any, Any] = {}
 
     def flight(self) -> Flight:

@@ -91,6 +91,7 @@ class ProcessGroupCommunicator:
         self.backend = backends[self._wire]
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self._has_launched = False
         self._watch = Watch(group, self.ranks, self.rank)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Carriers
     from shardwise.geometry import Box, Layout
+    from shardwise.sharded_tensor.kinds import Kind
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = ["LooseState", "Seen", "State", "check_requires_grad", "make_state", "only_layout"]
@@ -83,6 +84,7 @@ class State:
         "is_freed",
         "is_from_rows",
         "is_special",
+        "kind",
         "layout",
         "members",
         "process_group",
@@ -114,6 +116,7 @@ class State:
     converted_from: Any  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any  # the tensor object that stands for the carriers' gradients
     entered: Any  # `Entered`: the carriers as they have entered work
+    kind: Kind | None  # once an op has asked for it. [Note: kinds] in `kinds.py`
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class State:
         members: Communicator | None,
         spec: ShardingSpec | None = None,
         process_group: ProcessGroup | None = None,
+        kind: Kind | None = None,
         **others: Any,
     ) -> None:
         self.layout = layout
@@ -131,6 +135,7 @@ class State:
         self.members = members
         self.spec = spec
         self.process_group = process_group
+        self.kind = kind
         self.init_rrefs = self.is_freed = self.is_from_rows = self.is_special = False
         self.remote = self.reshaped_from = self.converted_from = self.shown_grad = None
         self.entered = None
