@@ -30,6 +30,7 @@ __all__ = [
     "function_name",
     "handles",
     "refuse",
+    "runner_of",
     "sharded_arguments",
 ]
 
@@ -51,6 +52,7 @@ class Runner:
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 RUNNERS: dict[Any, Runner] = {}  # of rules
+runner_of = RUNNERS.get  # quicker than through the name of another module's dict
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 

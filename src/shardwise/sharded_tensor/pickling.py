@@ -174,15 +174,9 @@ def _rebuild_sharded_tensor(saved: dict[str, Any]) -> ShardedTensor:
     _check_tensors(layout, carriers, saved["rank"])
     for carrier in carriers:
         carrier.requires_grad_(saved["requires_grad"])
-    state = State(
-        layout,
-        carriers,
-        saved["rank"],
-        members,
-        _spec(saved, layout, carriers),
-        process_group=getattr(members, "process_group", None),
-        init_rrefs=saved["init_rrefs"],
-    )
+    spec, group = _spec(saved, layout, carriers), getattr(members, "process_group", None)
+    state = State(layout, carriers, saved["rank"], members, spec, group)
+    state.init_rrefs = saved["init_rrefs"]
     kind = saved["class"]
     tensor = wrap(state, _CLASSES[kind] if isinstance(kind, str) else kind)
     for name, value in saved["attributes"].items():

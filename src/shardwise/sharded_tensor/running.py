@@ -1,10 +1,9 @@
 """Torch functions that have rules: the quick way, and the way to all others.
 
 [Note: the quick way] Most calls find all operands where they are needed, one local piece of each.
-They look their decision up by the kinds of the operands ([Note: kinds] in `kinds.py`), call torch once
-and wrap the result.
-What the key leaves out may not matter to the decision. `deciding.py` makes decisions that are not
-known yet, `carrying_out.py` does what is not quick.
+They look their decision up by the kinds of the operands ([Note: kinds] in `kinds.py`), call torch
+once and wrap the result. What the key leaves out may not matter to the decision. `deciding.py`
+makes decisions that are not known yet, `carrying_out.py` does what is not quick.
 """
 
 from __future__ import annotations
@@ -27,7 +26,14 @@ from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES
 from shardwise.sharded_tensor.carrying_out import run_pieces
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
-from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, Runner, function_name, handles
+from shardwise.sharded_tensor.dispatch import (
+    CUSTOM,
+    RUNNERS,
+    Runner,
+    function_name,
+    handles,
+    runner_of,
+)
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.entering_once import enter_once
 from shardwise.sharded_tensor.kinds import kind_of
@@ -95,12 +101,17 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
         key: list[Any] = [func]  # as in `_run`
         here: list[Any] = []
         first: Any = None
+        is_from_rows = False
         with _NoDispatch():  # so that torch does not ask us about wrappers' own attributes
             for arg in args:
                 kind = type(arg)
                 if kind is ShardedTensor:
                     state = arg._state
-                    if state.is_special or arg.grad_fn is not None:
+                    if state.is_special:
+                        if state.is_freed or state.view_of:
+                            return None
+                        is_from_rows = True
+                    if arg.grad_fn is not None:
                         return None
                     key.append(state.kind)
                     here.append(state.carriers[0])
@@ -120,20 +131,22 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                     return None
             if first is None or first.kind is None or TRACES:
                 return None
-            for name, arg in kwargs.items() if kwargs else ():
-                if type(arg) not in _PLAIN:
-                    return None
-                key.append(name)
-                _note(arg, key, [], reads_numbers=reads_numbers)
+            if kwargs:
+                for name, arg in kwargs.items():
+                    if type(arg) not in _PLAIN:
+                        return None
+                    key.append(name)
+                    _note(arg, key, [], reads_numbers=reads_numbers)
             try:
                 known: Known | None = first.kind.decisions.get(tuple(key))
             except TypeError:  # as in `_run`
                 return None
             if known is None or (DEBUGGERS and is_debugging()):
                 return None
-            if known.quickly is None:
+            found = known.quickly
+            if found is None:
                 return known
-            entering, like, local, is_in_place, is_view, layout = known.quickly
+            entering, like, local, is_in_place, is_view, layout = found
             if entering:
                 _enter(entering, args, here)
             if local is not None:
@@ -171,6 +184,8 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                 first.process_group,
                 out,
             )
+            if is_from_rows:
+                state.is_from_rows = state.is_special = True
             if is_view and first.beside:
                 state.beside = first.beside
             if requires_grad:
@@ -402,7 +417,7 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
 
     @wraps(ask_torch)
     def method(*args: Any, **kwargs: Any) -> Any:
-        runner = RUNNERS.get(func)
+        runner = runner_of(func)
         if (
             (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
             or runner is None
@@ -414,7 +429,8 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
             or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
         ):
             return ask_torch(*args, **kwargs)
-        made = runner.quickly(args, kwargs)
+        quickly = runner.quickly  # a name of its own: Python takes `runner.quickly()` for a method
+        made = quickly(args, kwargs)
         if type(made) is ShardedTensor:
             return made
         return ask_torch(*args, **kwargs) if made is None else runner.run(args, kwargs, made)

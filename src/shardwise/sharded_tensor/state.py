@@ -127,7 +127,6 @@ class State:
         spec: ShardingSpec | None = None,
         process_group: ProcessGroup | None = None,
         kind: Kind | None = None,
-        **others: Any,
     ) -> None:
         self.layout = layout
         self.carriers = carriers
@@ -140,9 +139,6 @@ class State:
         self.remote = self.reshaped_from = self.converted_from = self.shown_grad = None
         self.entered = None
         self.hooks = self.beside = self.view_of = ()
-        if others:
-            for name, value in others.items():
-                setattr(self, name, value)
 
     @property
     def shards(self) -> Carriers:
@@ -217,7 +213,9 @@ class State:
 
     def __setstate__(self, saved: tuple[Carriers, _Kept]) -> None:
         carriers, kept = saved
-        State.__init__(self, carriers=carriers, **kept.values)
+        State.__init__(self, kept.values["layout"], carriers, kept.values["rank"], None)
+        for name, value in kept.values.items():
+            setattr(self, name, value)
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""
@@ -322,12 +320,7 @@ def make_state(
         carriers[0].requires_grad_(requires_grad)
     else:
         carriers = tuple(shards)
-    return State(
-        only_layout(layout),
-        carriers,
-        members.rank,
-        members,
-        spec,
-        process_group=getattr(members, "process_group", None),
-        init_rrefs=init_rrefs,
-    )
+    process_group = getattr(members, "process_group", None)
+    made = State(only_layout(layout), carriers, members.rank, members, spec, process_group)
+    made.init_rrefs = init_rrefs
+    return made

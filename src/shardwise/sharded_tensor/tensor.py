@@ -27,9 +27,9 @@ from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
     OUTER,
-    RUNNERS,
     call_plain,
     function_name,
+    runner_of,
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
@@ -374,7 +374,7 @@ class ShardedTensor(ShardedTensorBase):
             from shardwise.sharded_tensor.out_argument import compute_into
 
             return compute_into(func, args, kwargs)
-        runner = RUNNERS.get(func)
+        runner = runner_of(func)
         # As `active_transform` says, without the call.
         if functorch_stack() is not None or forward_ad._current_level >= 0 or is_tracing():
             raise _transformed(func, active_transform())
@@ -385,7 +385,8 @@ class ShardedTensor(ShardedTensorBase):
         if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
             return custom()
         if runner is not None:
-            made = runner.quickly(args, kwargs)
+            quickly = runner.quickly
+            made = quickly(args, kwargs)
             return made if type(made) is ShardedTensor else runner.run(args, kwargs, made)
         handler = HANDLERS.get(func)
         if handler is None:
