@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardwise._torch_compat import forward_ad, functorch_stack, is_tracing
+from shardwise._torch_compat import forward_ad, has_functorch, is_tracing
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
@@ -422,7 +422,7 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
             (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
             or runner is None
             or _has_modes()
-            or functorch_stack() is not None  # as `active_transform` says, without the call
+            or has_functorch()  # as `active_transform` says, without the call
             or forward_ad._current_level >= 0
             or is_tracing()
             or (CUSTOM and func in CUSTOM)

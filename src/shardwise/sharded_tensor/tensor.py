@@ -16,7 +16,7 @@ import torch
 from shardwise._torch_compat import (
     active_transform,
     forward_ad,
-    functorch_stack,
+    has_functorch,
     is_tracing,
     swap_impl,
 )
@@ -376,7 +376,7 @@ class ShardedTensor(ShardedTensorBase):
             return compute_into(func, args, kwargs)
         runner = runner_of(func)
         # As `active_transform` says, without the call.
-        if functorch_stack() is not None or forward_ad._current_level >= 0 or is_tracing():
+        if has_functorch() or forward_ad._current_level >= 0 or is_tracing():
             raise _transformed(func, active_transform())
         if is_custom or runner is None:
             for arg in args:
