@@ -79,7 +79,8 @@ def test_keywords_are_part_of_what_is_known() -> None:
         for k in range(3):
             for dim in (0, 1):
                 assert torch.equal(x.sum(dim=dim).full_tensor(), full.sum(dim=dim))
-            assert torch.equal(torch.add(x, x, alpha=k).full_tensor(), full * (k + 1))
+            found: Any = torch.add(x, x, alpha=k)
+            assert torch.equal(found.full_tensor(), full * (k + 1))
             assert torch.equal(x.add(x, alpha=k).full_tensor(), full * (k + 1))
         return len(x._state.comm.decisions)
 
