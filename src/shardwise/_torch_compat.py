@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
-from torch._C._functorch import peek_interpreter_stack as functorch_stack
 from torch.autograd import forward_ad
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
@@ -53,10 +52,10 @@ __all__ = [
     "foreach_copy",
     "forget_rpc_groups",
     "forward_ad",
-    "functorch_stack",
     "gradient_hooks",
     "group_store",
     "has_default_shard_order",
+    "has_functorch",
     "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
@@ -82,6 +81,9 @@ __all__ = [
 
 remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 
+# Whether torch.func runs. To look at its stack instead would make one for this thread, which
+# autograd then copies in every backward.
+has_functorch: Any = torch._C._are_functorch_transforms_active
 is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 
@@ -95,7 +97,7 @@ reduce_scatter_single = getattr(_dist, "reduce_scatter_single", None) or _dist.r
 
 def active_transform() -> str | None:
     """What torch does to the functions that run now, beyond calling them; mostly None."""
-    if functorch_stack() is not None:
+    if has_functorch():
         return "torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode AD"

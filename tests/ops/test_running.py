@@ -72,6 +72,36 @@ def test_numbers_are_not_part_of_what_is_kept() -> None:
     assert simulate(on_rank, 2).results == [6, 6]
 
 
+def test_keywords_are_part_of_what_is_known() -> None:
+    def on_rank(_: int) -> int:
+        x: Any = shardwise.distribute(torch.arange(24.0).view(4, 6), ROWS)
+        full = x.full_tensor()
+        for k in range(3):
+            for dim in (0, 1):
+                assert torch.equal(x.sum(dim=dim).full_tensor(), full.sum(dim=dim))
+            found: Any = torch.add(x, x, alpha=k)
+            assert torch.equal(found.full_tensor(), full * (k + 1))
+            assert torch.equal(x.add(x, alpha=k).full_tensor(), full * (k + 1))
+        return len(x._state.comm.decisions)
+
+    # both dims, torch.add and its method
+    assert simulate(on_rank, 2).results == [4, 4]
+
+
+def test_autocast_changes_what_a_known_call_gives() -> None:
+    def on_rank(_: int) -> None:
+        x: Any = sharded_tensor.ones(ROWS, 4, 6)
+        weight: Any = shardwise.as_replicated(torch.ones(5, 6))
+        for _again in range(2):
+            for is_on, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                    found: Any = F.linear(x, weight)
+                assert found.dtype == found.local_tensor().dtype == dtype
+                assert (found * 2).dtype == dtype
+
+    simulate(on_rank, 2)
+
+
 def test_equal_layouts_are_one_whatever_made_them() -> None:
     def on_rank(_: int) -> None:
         x: Any = sharded_tensor.ones(ROWS, 4, 6)
@@ -274,6 +304,8 @@ def test_results_of_rows_in_lists_are_results_of_rows() -> None:
 def _differ(rank: int) -> None:
     x: Any = sharded_tensor.ones(shardwise.chunk(0), 4, 6)
     y: Any = sharded_tensor.ones(shardwise.chunk(0), 4, 6, dtype=torch.float64)
+    for known in (x, y):
+        torch.mul(x, known)
     with (
         shardwise.set_check("debug", timeout=5),
         pytest.raises(AgreementError, match=r"torch.*mul.*dtypes"),

@@ -29,6 +29,7 @@ class Alone:
         self.wire_device = torch.device("cpu")
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
 

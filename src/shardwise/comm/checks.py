@@ -14,12 +14,23 @@ from shardwise.settings import Setting
 if TYPE_CHECKING:
     from shardwise.settings import Change
 
-__all__ = ["CheckMode", "Checks", "check_timeout", "is_debugging", "set_check", "should_check"]
+__all__ = [
+    "DEBUGGERS",
+    "CheckMode",
+    "Checks",
+    "check_timeout",
+    "is_debugging",
+    "set_check",
+    "should_check",
+]
 
 CheckMode = Literal["always", "debug", "never"]  # how much ranks compare
 _MODES: tuple[CheckMode, ...] = get_args(CheckMode)
 _MODE_VARIABLE = "SHARDWISE_CHECK"
 _TIMEOUT_VARIABLE = "SHARDWISE_CHECK_TIMEOUT"
+# What has asked for "debug": while it is empty, ops need not call `is_debugging`. But the first has
+# to, which reads the environment.
+DEBUGGERS: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,8 @@ def _from_environment() -> Checks:
 def _checked_mode(mode: object, what: str) -> CheckMode:
     for known in _MODES:
         if mode == known:
+            if known == "debug" and not DEBUGGERS:
+                DEBUGGERS.append(what)
             return known
     raise ArgumentValueError(what, expected=f"one of {', '.join(_MODES)}", got=repr(mode))
 

@@ -64,6 +64,7 @@ class Communicator(Protocol):
     wire_device: torch.device  # where buffers must be for the backend to send them
     rank_plans: dict[int, RankPlan]  # those used last, by the id of their plan; starts empty
     decisions: dict[tuple[Any, ...], Any]  # of the rules of ops, which keep them here; starts empty
+    kinds: dict[tuple[Any, ...], Any]  # of `kind_of`, which keeps them here; starts empty
     exchanges: dict[tuple[Any, ...], Any]  # of `exchange_of`, which keeps them here; starts empty
     num_disagreements: int  # in `agree`; starts at 0
 

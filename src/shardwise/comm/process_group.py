@@ -94,6 +94,7 @@ class ProcessGroupCommunicator:
         self.backend = backends[self._wire]
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
         self._tag = TAG

@@ -218,6 +218,7 @@ class SimulatedCommunicator:
         self.wire_device = world.device
         self.rank_plans: dict[int, RankPlan] = {}
         self.decisions: dict[tuple[Any, ...], Any] = {}
+        self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))

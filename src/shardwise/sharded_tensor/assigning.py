@@ -119,16 +119,9 @@ def _settled(before: State, held: Mapping[str, Any]) -> State:
     carriers = _carriers(before, shards, metadata, layout, rank)
     if shards and "_sharding_spec" not in held and metadata is None:
         spec = _where_shards_are(spec, layout.shape, rank, carriers)
-    return State(
-        layout,
-        carriers,
-        rank,
-        members,
-        spec,
-        process_group=_group_of(before, members),
-        init_rrefs=before.init_rrefs,
-        remote=before.remote,
-    )
+    made = State(layout, carriers, rank, members, spec, _group_of(before, members))
+    made.init_rrefs, made.remote = before.init_rrefs, before.remote
+    return made
 
 
 def _loose(before: State, held: Mapping[str, Any]) -> State:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shardwise.comm.differentiable import Exchange
     from shardwise.geometry import Layout
     from shardwise.ops import Decision, Need, Rule
+    from shardwise.sharded_tensor.kinds import Kind
 
 __all__ = ["Found", "Known", "call_with", "decide", "needs_grad"]
 
@@ -28,19 +30,20 @@ Found = State | torch.Tensor  # an operand: the state of a sharded tensor, or a 
 
 
 # What a quick call that makes a tensor needs, in a plain tuple, which Python takes apart quickest:
-# `entering` and `like` as in `Known`, the decision's `local` and `is_view`, the output's layout
-# and its shape.
+# `entering` as in `Known`, which argument is `like` the result, the decision's `local`,
+# `is_in_place` and `is_view`, the layout of the result.
 Quickly = tuple[
-    "tuple[tuple[int, int, Exchange], ...]",
+    "tuple[tuple[int, Exchange], ...]",
     int | None,
     "Callable[[torch.Tensor], torch.Tensor] | None",
     bool,
+    bool,
     "Layout",
-    tuple[int, ...],
 ]
 
 
-class Known(NamedTuple):
+@dataclass(slots=True)
+class Known:
     """A decision, and what it takes to carry it out on this rank."""
 
     decision: Decision | None  # None: the rule does not cover the call
@@ -49,10 +52,10 @@ class Known(NamedTuple):
     operands: tuple[Operand, ...]  # they hold the layouts, so that the ids in the key stay theirs
     slots: tuple[tuple[Any, ...], ...]  # where each operand stands: (0,), (0, 2), ("other",)
     moved_bytes: int  # between all ranks, to bring operands where they are needed
-    # Of a quick call: operands whose gradients are summed or moved, which arguments they are, and
-    # by what.
-    entering: tuple[tuple[int, int, Exchange], ...] = ()
-    quickly: Quickly | None = None  # None: it is not quick, or gives no new tensor
+    # Of a quick call: the arguments whose gradients are summed or moved, and by what.
+    entering: tuple[tuple[int, Exchange], ...] = ()
+    quickly: Quickly | None = None  # None: it is not quick
+    made: Kind | None = None  # of what a quick call gave last; autocast changes it
 
 
 def decide(
@@ -108,7 +111,8 @@ def decide(
     like = [k for k in like if not operands[k].is_plain]
     first_like, output = like[0] if like else None, decision.outputs[0]
     entering = _entering(pairs, slots, members, states[0].device) if is_quick else ()
-    makes_quickly = is_quick and not decision.is_in_place
+    local = None if decision.is_in_place else decision.local
+    place = None if first_like is None else slots[first_like][0]
     return Known(
         decision,
         is_quick,
@@ -117,8 +121,8 @@ def decide(
         tuple(slots),
         sum(bytes_moved(operand, need) for operand, need in pairs),
         entering,
-        (entering, first_like, decision.local, decision.is_view, output, output.shape)
-        if makes_quickly
+        (entering, place, local, decision.is_in_place, decision.is_view, output)
+        if is_quick
         else None,
     )
 
@@ -133,15 +137,14 @@ def _entering(
     slots: Sequence[tuple[Any, ...]],
     members: Communicator,
     device: torch.device,
-) -> tuple[tuple[int, int, Exchange], ...]:
+) -> tuple[tuple[int, Exchange], ...]:
     """The quick way with gradients: here nothing moves on the way there."""
     return tuple(
         (
-            number,
             slot[0],
             exchange_of(operand.layout, need.layout, (device,), (device,), members, work=need.work),
         )
-        for number, ((operand, need), slot) in enumerate(zip(pairs, slots, strict=True))
+        for (operand, need), slot in zip(pairs, slots, strict=True)
         if _enters(operand, need)
     )
 

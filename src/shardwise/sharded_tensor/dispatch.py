@@ -6,7 +6,8 @@ The order is: a user's `custom_sharded_op_impl`, the spec's `custom_sharding_spe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -28,30 +29,29 @@ __all__ = [
     "custom_sharded_op_impl",
     "function_name",
     "handles",
+    "runner_of",
     "sharded_arguments",
 ]
 
 Handler = TypeVar("Handler", bound="Callable[..., Any]")
 
 
-class Runner(Protocol):
-    """What a torch function with a rule does on these arguments.
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """What a torch function with a rule does on its arguments, in two steps.
 
-    `ask_torch` is given where torch was not asked yet: what is not known is its.
+    `quickly(args, kwargs)` gives the result, a ShardedTensor, or else what is known of the call, or
+    None; `run(args, kwargs, known)` does the rest.
     """
 
-    def __call__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        ask_torch: Callable[..., Any] | None = None,
-        /,
-    ) -> Any: ...
+    quickly: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    run: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 # Module state, filled when this package is imported and by users' decorators.
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 RUNNERS: dict[Any, Runner] = {}  # of rules
+runner_of = RUNNERS.get  # quicker than through the name of another module's dict
 OUTER: set[Any] = set()  # functions that the outer tensor answers itself: size, dtype, device
 CUSTOM: dict[Any, Callable[..., Any]] = {}  # (types, args, kwargs, process_group) -> result
 # Classes in C -> where people find what is in them.

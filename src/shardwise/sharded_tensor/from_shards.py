@@ -226,7 +226,9 @@ def loose_state(
         carriers[0].requires_grad_(properties.requires_grad)
     held = tuple((rank, box) for box, rank, _ in placed)
     rank = held[0][0] if held else dist.get_rank() if dist.is_initialized() else 0
-    return LooseState(layout, carriers, rank, None, described, held=held)
+    made = LooseState(layout, carriers, rank, None, described)
+    made.held = held
+    return made
 
 
 def _state(

@@ -7,6 +7,7 @@ there are, so it is brought together on every rank (a byte per element), and bec
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -260,17 +261,15 @@ def _put_(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 _index_without_tensors = RUNNERS[_Tensor.__getitem__]
 
 
-def _getitem(args: tuple[Any, ...], kwargs: dict[str, Any], ask_torch: Any = None, /) -> Any:
+def _getitem(args: tuple[Any, ...], kwargs: dict[str, Any], known: Any) -> Any:
     """By the rule of views, or else by that of index tensors."""
     if len(args) != 2 or is_basic_index(args[1]):
-        return _index_without_tensors(args, kwargs, ask_torch)
-    if ask_torch is not None:
-        return ask_torch(*args)
+        return _index_without_tensors.run(args, kwargs, known)
     found = index_by_tensors(*args)
     return compute_by_gathering(_Tensor.__getitem__, args, {}) if found is NotImplemented else found
 
 
-RUNNERS[_Tensor.__getitem__] = _getitem
+RUNNERS[_Tensor.__getitem__] = replace(_index_without_tensors, run=_getitem)
 
 
 def _index_put(write: Any, func: Any) -> Any:

@@ -172,13 +172,13 @@ def _rebuild_sharded_tensor(saved: dict[str, Any]) -> ShardedTensor:
         )
     members = None if saved["place"] is None else _members_for(Place(*saved["place"]))
     layout, carriers = layout_from_plain(saved["layout"]), tuple(saved["tensors"])
-    state: State
     if saved.get("held") is not None:
-        held = tuple((rank, Box(start, stop)) for rank, start, stop in saved["held"])
-        state = LooseState(layout, carriers, saved["rank"], None, held=held)
+        loose = LooseState(layout, carriers, saved["rank"], None)
+        loose.held = tuple((rank, Box(start, stop)) for rank, start, stop in saved["held"])
+        state: State = loose
     else:
         group = getattr(members, "process_group", None)
-        state = State(layout, carriers, saved["rank"], members, process_group=group)
+        state = State(layout, carriers, saved["rank"], members, None, group)
     _check_tensors(state)
     state.spec, state.init_rrefs = _spec(saved, layout, carriers), saved["init_rrefs"]
     for carrier in carriers:

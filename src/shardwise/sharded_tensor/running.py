@@ -1,9 +1,9 @@
 """Torch functions that have rules: the quick way, and the way to all others.
 
 [Note: the quick way] Most calls find all operands where they are needed, one local piece of each.
-They look their decision up by the identity of the layouts, call torch once and wrap the result.
-What the key leaves out may not matter to the decision. `deciding.py` makes decisions that are not
-known yet, `carrying_out.py` does what is not quick.
+They look their decision up by the kinds of the operands ([Note: kinds] in `kinds.py`), call torch
+once and wrap the result. What the key leaves out may not matter to the decision. `deciding.py`
+makes decisions that are not known yet, `carrying_out.py` does what is not quick.
 """
 
 from __future__ import annotations
@@ -13,22 +13,30 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from shardwise._torch_compat import forward_ad, functorch_stack, is_tracing
+from shardwise._torch_compat import forward_ad, has_functorch, is_tracing
 from shardwise.comm.agreement import agree
-from shardwise.comm.checks import is_debugging
+from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES
 from shardwise.sharded_tensor.carrying_out import run_pieces
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
-from shardwise.sharded_tensor.dispatch import CUSTOM, RUNNERS, Runner, function_name, handles
+from shardwise.sharded_tensor.dispatch import (
+    CUSTOM,
+    RUNNERS,
+    Runner,
+    function_name,
+    handles,
+    runner_of,
+)
 from shardwise.sharded_tensor.distributing import digest
 from shardwise.sharded_tensor.entering_once import enter_once
+from shardwise.sharded_tensor.kinds import kind_of
 from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import (
@@ -38,7 +46,6 @@ from shardwise.sharded_tensor.tensor import (
     check_writable,
     compute_by_gathering,
     make_wrapper,
-    set_hooks,
     show_written,
     wrap,
 )
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     from shardwise.comm.differentiable import Exchange
     from shardwise.ops import Rule
     from shardwise.sharded_tensor.deciding import Found
+    from shardwise.sharded_tensor.kinds import Kind
 
 __all__ = ["compare_calls"]
 
@@ -67,44 +75,48 @@ _OF_PARTS = frozenset({tuple, list, slice, torch.Size})
 
 
 def _runner(rule: Rule, func: Any) -> Runner:
-    """What `func` gives by its rule.
+    """What `func` gives by its rule."""
 
-    It tries the quick way for what it knows already, if that makes a new tensor; else it is `_run`,
-    or `ask_torch` where torch was not asked yet. One long function, since calls cost what small
-    sums cost.
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any], known: Known | None) -> Any:
+        if known is None:
+            return _run(rule, func, args, kwargs)
+        found = [arg._state for arg in args if type(arg) is ShardedTensor]
+        return _carry_out(known, rule, func, args, kwargs, found, [])
+
+    return Runner(_nothing_known if rule.reads_grad else _quick_way(rule, func), run)
+
+
+def _nothing_known(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The quick way of functions of which the arguments do not say what to do."""
+
+
+def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
+    """What `func` gives if it is quick and known, else what is known. [Note: the quick way]
+
+    One long function, since calls cost what small sums cost.
     """
-    reads_numbers, is_simple = rule.reads_numbers, not rule.reads_grad
+    reads_numbers = rule.reads_numbers
 
-    def run(
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        ask_torch: Callable[..., Any] | None = None,
-        /,
-    ) -> Any:
-        if kwargs or not is_simple:
-            return _run(rule, func, args, kwargs) if ask_torch is None else ask_torch(*args)
+    def quickly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as `Runner` says
         key: list[Any] = [func]  # as in `_run`
         here: list[Any] = []
-        found: list[State] = []
-        members: Any = None
-        known: Known | None = None
-        # Under the guard torch does not ask us about the wrappers' own attributes.
-        with _NoDispatch():
+        first: Any = None
+        is_from_rows = False
+        with _NoDispatch():  # so that torch does not ask us about wrappers' own attributes
             for arg in args:
                 kind = type(arg)
                 if kind is ShardedTensor:
                     state = arg._state
-                    if state.is_special or arg.grad_fn is not None:
-                        break
-                    carrier = state.carriers[0]
-                    key.append(id(state.layout))
-                    key.append(carrier.dtype)
-                    here.append(carrier)
-                    found.append(state)
-                    if members is None:
-                        members = state.members
-                    elif state.members is not members:
-                        break
+                    if state.is_special:
+                        if state.is_freed or state.view_of:
+                            return None
+                        is_from_rows = True
+                    if arg.grad_fn is not None:
+                        return None
+                    key.append(state.kind)
+                    here.append(state.carriers[0])
+                    if first is None:
+                        first = state
                 elif kind in _PLAIN:
                     key.append(kind)
                     key.append(None if kind in _NUMBERS and not reads_numbers else arg)
@@ -113,53 +125,74 @@ def _runner(rule: Rule, func: Any) -> Runner:
                     tensors: list[Found] = []
                     _note(arg, key, tensors, reads_numbers=reads_numbers)
                     if tensors:
-                        break
+                        return None
                     here.append(arg)
                 else:
-                    break
+                    return None
+            if first is None or first.kind is None or TRACES:
+                return None
+            if kwargs:
+                for name, arg in kwargs.items():
+                    if type(arg) not in _PLAIN:
+                        return None
+                    key.append(name)
+                    _note(arg, key, [], reads_numbers=reads_numbers)
+            try:
+                known: Known | None = first.kind.decisions.get(tuple(key))
+            except TypeError:  # as in `_run`
+                return None
+            if known is None or (DEBUGGERS and is_debugging()):
+                return None
+            found = known.quickly
+            if found is None:
+                return known
+            entering, like, local, is_in_place, is_view, layout = found
+            if entering:
+                _enter(entering, args, here)
+            if local is not None:
+                piece = local(here[0])
             else:
-                if members is not None and not is_debugging() and not TRACES:
-                    known = members.decisions.get(tuple(key))
-                quickly = None if known is None else known.quickly
-                if quickly is not None:
-                    entering, like, local, is_view, layout, shape = quickly
-                    if entering:
-                        _enter(entering, here, found)
-                    piece = func(*here) if local is None else local(here[0])
-                    if piece is here[0]:
-                        return args[0]
-                    first = found[0]
-                    requires_grad = piece.requires_grad
-                    made = make_wrapper(  # as `wrap`
-                        ShardedTensor,
-                        shape,
-                        None,
-                        None,
-                        None,
-                        piece.dtype,
-                        _STRIDED,
-                        piece.device,
-                        False,
-                        requires_grad,
-                    )
-                    made._state = state = State(
-                        layout,
-                        (piece,),
-                        first.rank,
-                        members,
-                        None if like is None else found[like].spec,
-                        first.process_group,
-                    )
-                    if is_view and first.beside:
-                        state.beside = first.beside
-                    if requires_grad:
-                        set_hooks(made, ASTRAY)
-                    return made
-        if known is None:
-            return _run(rule, func, args, kwargs) if ask_torch is None else ask_torch(*args)
-        return _carry_out(known, rule, func, args, kwargs, found, here)
+                piece = func(*here, **kwargs) if kwargs else func(*here)
+            if is_in_place:
+                if torch.is_grad_enabled():
+                    show_written(args[0])
+                return args[0]
+            if piece is here[0]:
+                return args[0]
+            out = known.made
+            if out is None or piece.dtype is not out.dtype:
+                out = known.made = kind_of(layout, piece, first.members)
+            requires_grad = piece.requires_grad
+            made: ShardedTensor = make_wrapper(  # as `wrap`
+                ShardedTensor,
+                out.shape,
+                None,
+                None,
+                None,
+                out.dtype,
+                _STRIDED,
+                out.device,
+                False,
+                requires_grad,
+            )
+            made._state = state = State(
+                layout,
+                (piece,),
+                first.rank,
+                first.members,
+                None if like is None else args[like]._state.spec,
+                first.process_group,
+                out,
+            )
+            if is_from_rows:
+                state.is_from_rows = state.is_special = True
+            if is_view and first.beside:
+                state.beside = first.beside
+            if requires_grad:
+                made._backward_hooks = ASTRAY
+            return made
 
-    return run
+    return quickly
 
 
 def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,11 +208,9 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 state = arg._state
                 if state.is_special or arg.grad_fn is not None:
                     check_usable(arg)
-                carrier = state.carriers[0]
-                key.append(id(state.layout))
-                key.append(carrier.dtype)
+                key.append(state.kind or _noted_kind(state))
                 found.append(state)
-                here.append(carrier)
+                here.append(state.carriers[0])
                 if first is None:
                     first = state
             else:
@@ -197,8 +228,6 @@ def _run(rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         check_plain(func, found)
     if first is None:
         first = next(one for one in found if isinstance(one, State))
-    # Perhaps of another group, which is refused.
-    key += [one.members for one in found if _is_apart(one, first)]
     if rule.reads_grad:
         key.append(needs_grad(found))
     decisions: dict[Any, Known] = first.comm.decisions
@@ -223,7 +252,7 @@ def _carry_out(
     found: Sequence[Found],
     here: list[Any],
 ) -> Any:
-    """What a call gives, by what is known of it; `here` are the arguments of the quick way."""
+    """What a call gives, by what is known of it; `here` are the arguments, if it is quick."""
     decision = known.decision
     if decision is None:
         if rule.otherwise is not None:
@@ -236,7 +265,7 @@ def _carry_out(
             return run_pieces(known, decision, func, args, kwargs, found)
     if known.entering:
         with doing(function_name(func)) if TRACES else _NOTHING:
-            _enter(known.entering, here, found)
+            _enter(known.entering, args, here)
     if decision.is_in_place:
         check_writable(args[0], func)
         func(*here, **kwargs)
@@ -262,25 +291,28 @@ def _carry_out(
     return wrap(made)
 
 
-def _is_apart(one: Found, first: State) -> TypeGuard[State]:
-    return isinstance(one, State) and one.members is not first.members
+def _noted_kind(state: State) -> Kind | None:
+    """The kind of a tensor of a group, which the state keeps; None of all others."""
+    if state.members is not None:
+        state.kind = kind_of(state.layout, state.carriers[0], state.members)
+    return state.kind
 
 
 def _enter(
-    entering: Sequence[tuple[int, int, Exchange]], here: list[Any], found: Sequence[Found]
+    entering: Sequence[tuple[int, Exchange]], args: tuple[Any, ...], here: list[Any]
 ) -> None:
     """Puts operands in place of which others have to stand, for the sake of their gradients."""
     if not torch.is_grad_enabled():
         return
-    for number, place, job in entering:
-        piece, operand = here[place], found[number]
+    for place, job in entering:
+        piece, operand = here[place], args[place]
         if not piece.requires_grad:
             continue
         if job.source_devices[0] != piece.device:
             device = (piece.device,)
             job = replace(job, source_devices=device, target_devices=device)
-        if isinstance(operand, State):
-            (here[place],) = enter_once(operand, job)
+        if isinstance(operand, ShardedTensor):
+            (here[place],) = enter_once(operand._state, job)
         else:
             (here[place],) = exchange(job, (piece,))
 
@@ -300,7 +332,7 @@ def _note(arg: Any, key: list[Any], found: list[Found], *, reads_numbers: bool) 
         if isinstance(arg, ShardedTensor):
             check_usable(arg)
             found.append(arg._state)
-            key += (id(arg._state.layout), arg._state.dtype)
+            key.append(arg._state.kind or _noted_kind(arg._state))
             return arg._state.carriers[0]
         else:
             found.append(arg)
@@ -384,21 +416,24 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
     ask_torch = getattr(torch.Tensor, name)
 
     @wraps(ask_torch)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        runner = RUNNERS.get(func)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        runner = runner_of(func)
         if (
-            kwargs
-            or _Tensor in map(type, args)  # a plain tensor is never known
+            (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
             or runner is None
             or _has_modes()
-            or functorch_stack() is not None  # as `active_transform` says, without the call
+            or has_functorch()  # as `active_transform` says, without the call
             or forward_ad._current_level >= 0
             or is_tracing()
-            or func in CUSTOM
-            or func in CUSTOM_FUNCTIONS
+            or (CUSTOM and func in CUSTOM)
+            or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
         ):
-            return ask_torch(self, *args, **kwargs)
-        return runner((self, *args), kwargs, ask_torch)
+            return ask_torch(*args, **kwargs)
+        quickly = runner.quickly  # a name of its own: Python takes `runner.quickly()` for a method
+        made = quickly(args, kwargs)
+        if type(made) is ShardedTensor:
+            return made
+        return ask_torch(*args, **kwargs) if made is None else runner.run(args, kwargs, made)
 
     return method
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Carriers
     from shardwise.geometry import Box, Layout
+    from shardwise.sharded_tensor.kinds import Kind
     from shardwise.sharding_spec.spec import ShardingSpec
 
 __all__ = ["LooseState", "Seen", "State", "check_requires_grad", "make_state", "only_layout"]
@@ -83,6 +84,7 @@ class State:
         "is_freed",
         "is_from_rows",
         "is_special",
+        "kind",
         "layout",
         "members",
         "process_group",
@@ -114,6 +116,7 @@ class State:
     converted_from: Any  # the parameter that is to become this. [Note: Module.to]
     shown_grad: Any  # the tensor object that stands for the carriers' gradients
     entered: Any  # `Entered`: the carriers as they have entered work
+    kind: Kind | None  # once an op has asked for it. [Note: kinds] in `kinds.py`
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class State:
         members: Communicator | None,
         spec: ShardingSpec | None = None,
         process_group: ProcessGroup | None = None,
-        **others: Any,
+        kind: Kind | None = None,
     ) -> None:
         self.layout = layout
         self.carriers = carriers
@@ -131,13 +134,11 @@ class State:
         self.members = members
         self.spec = spec
         self.process_group = process_group
+        self.kind = kind
         self.init_rrefs = self.is_freed = self.is_from_rows = self.is_special = False
         self.remote = self.reshaped_from = self.converted_from = self.shown_grad = None
         self.entered = None
         self.hooks = self.beside = self.view_of = ()
-        if others:
-            for name, value in others.items():
-                setattr(self, name, value)
 
     @property
     def shards(self) -> Carriers:
@@ -212,7 +213,9 @@ class State:
 
     def __setstate__(self, saved: tuple[Carriers, _Kept]) -> None:
         carriers, kept = saved
-        State.__init__(self, carriers=carriers, **kept.values)
+        State.__init__(self, kept.values["layout"], carriers, kept.values["rank"], None)
+        for name, value in kept.values.items():
+            setattr(self, name, value)
 
     def alias(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same, holding views of the same memory, to which remote references lead as before."""
@@ -317,12 +320,7 @@ def make_state(
         carriers[0].requires_grad_(requires_grad)
     else:
         carriers = tuple(shards)
-    return State(
-        only_layout(layout),
-        carriers,
-        members.rank,
-        members,
-        spec,
-        process_group=getattr(members, "process_group", None),
-        init_rrefs=init_rrefs,
-    )
+    process_group = getattr(members, "process_group", None)
+    made = State(only_layout(layout), carriers, members.rank, members, spec, process_group)
+    made.init_rrefs = init_rrefs
+    return made

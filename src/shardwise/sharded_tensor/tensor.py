@@ -16,7 +16,7 @@ import torch
 from shardwise._torch_compat import (
     active_transform,
     forward_ad,
-    functorch_stack,
+    has_functorch,
     is_tracing,
     swap_impl,
 )
@@ -27,9 +27,9 @@ from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
     HANDLERS,
     OUTER,
-    RUNNERS,
     call_plain,
     function_name,
+    runner_of,
     sharded_arguments,
 )
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
@@ -61,8 +61,6 @@ _Tensor: Any = torch.Tensor
 # torch's way to a tensor without memory. Arguments by position are parsed a third quicker: class,
 # size, strides, offset, memory format, dtype, layout, device, pinned, requires_grad.
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
-# Past the property, which sharded tensors have their own of.
-set_hooks = _Tensor._backward_hooks.__set__
 
 __all__ = [
     "ASTRAY",
@@ -75,7 +73,6 @@ __all__ = [
     "each_tensor",
     "make_wrapper",
     "register_fallback",
-    "set_hooks",
     "show_requires_grad",
     "show_written",
     "user_attributes",
@@ -368,26 +365,27 @@ class ShardedTensor(ShardedTensorBase):
         if func in OUTER:
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
-        is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
+        is_custom = (CUSTOM and func in CUSTOM) or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
         if not kwargs:
             kwargs = {}
         elif kwargs.get("out") is not None and not is_custom:
             from shardwise.sharded_tensor.out_argument import compute_into
 
             return compute_into(func, args, kwargs)
-        runner = RUNNERS.get(func)
+        runner = runner_of(func)
         # As `active_transform` says, without the call.
-        if functorch_stack() is not None or forward_ad._current_level >= 0 or is_tracing():
+        if has_functorch() or forward_ad._current_level >= 0 or is_tracing():
             raise _transformed(func, active_transform())
-        if runner is not None and not is_custom:
-            return runner(args, kwargs)
-        for arg in args:
-            if isinstance(arg, ShardedTensor):
-                check_usable(arg)
+        if is_custom or runner is None:
+            for arg in args:
+                if isinstance(arg, ShardedTensor):
+                    check_usable(arg)
         if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
             return custom()
         if runner is not None:
-            return runner(args, kwargs)
+            quickly = runner.quickly
+            made = quickly(args, kwargs)
+            return made if type(made) is ShardedTensor else runner.run(args, kwargs, made)
         handler = HANDLERS.get(func)
         if handler is None:
             return compute_by_gathering(func, args, kwargs)
@@ -414,7 +412,7 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
     tensor._state = state
     if requires_grad:
         with _NoDispatch():  # as `_watch`
-            set_hooks(tensor, ASTRAY)
+            tensor._backward_hooks = ASTRAY
     return tensor
 
 
@@ -452,7 +450,7 @@ def show_written(tensor: ShardedTensor) -> None:
 def _watch(tensor: ShardedTensor) -> None:
     """Notices a gradient that reaches the outer tensor. [Note: outer and inner]"""
     with _NoDispatch():
-        set_hooks(tensor, ASTRAY)
+        tensor._backward_hooks = ASTRAY
 
 
 def _refuse_gradient(_: torch.Tensor) -> None:
@@ -463,7 +461,7 @@ def _refuse_gradient(_: torch.Tensor) -> None:
     )
 
 
-ASTRAY = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+ASTRAY: Any = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
 
 
 def _transformed(func: Any, transform: str | None) -> OpError:
