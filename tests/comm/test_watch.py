@@ -6,10 +6,11 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import shardwise
 from shardwise import sharded_tensor
@@ -17,6 +18,9 @@ from shardwise._torch_compat import HashStore
 from shardwise.comm import watch
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AgreementError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _one_rank_is_wrong(rank: int, call: str) -> str:
@@ -51,6 +55,43 @@ def test_those_who_wait_for_a_rank_that_raised_are_told_why(
         assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
         assert f"[rank 1] {wrong}" in results[rank]
         assert "cannot be used any more" in results[rank]
+
+
+def _one_rank_has_bad_data(rank: int, call: str) -> str:
+    watch._PATIENCE = 0.5
+    rows = shardwise.chunk(0)
+    good = torch.eye(2).expand(6, 2, 2).clone()
+    bad, classes = good.clone(), torch.tensor([0, 1, 0, 7, 1, 0])
+    bad[2:4] = -1.0
+    calls: dict[str, Callable[[Any], Any]] = {
+        "pieces": lambda x: F.cross_entropy(x[:, 0], shardwise.distribute(classes, rows)),
+        "one call": torch.linalg.cholesky,
+        "a known call": torch.linalg.cholesky,
+        "pieces in place": lambda x: x.scatter_(
+            1, shardwise.distribute(classes.reshape(6, 1, 1), rows), 0.0
+        ),
+    }
+    try:
+        if call == "a known call":
+            calls[call](shardwise.distribute(good, rows))
+        x: Any = shardwise.distribute(bad, rows)
+        calls[call](x)
+        x.full_tensor()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        watch._PATIENCE = 5.0
+    return "nothing"
+
+
+@pytest.mark.parametrize("call", ["pieces", "one call", "a known call", "pieces in place"])
+def test_those_who_wait_for_a_rank_whose_kernel_raised_are_told_why(call: str) -> None:
+    results = shardwise.run_local(_one_rank_has_bad_data, 3, call)
+    wrong = results[1]
+    assert not wrong.startswith("AgreementError")
+    for rank in (0, 2):
+        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
+        assert f"[rank 1] {wrong}" in results[rank]
 
 
 def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:

@@ -1,11 +1,12 @@
 """Ranks that wait for one that has raised: they are told, and raise too.
 
-[Note: who raised] Calls on hot paths compare nothing, so a rank whose arguments are wrong raises
-alone, and the others wait for its messages. It leaves a notice in the group's store, which it takes
-back when it comes to a later exchange. A rank that waits for longer than `_PATIENCE` looks for
-notices of others, from a thread that does nothing else; if there is one, it closes its connections,
-which ends the wait, and raises with that notice. Nobody looks while nobody waits: if all ranks make
-the same mistake, all raise and the group stays as it was.
+[Note: who raised] Calls on hot paths compare nothing, so a rank whose arguments are wrong, or whose
+own data is more than a kernel can take, raises alone, and the others wait for its messages. It
+leaves a notice in the group's store, which it takes back when it comes to a later exchange. A rank
+that waits for longer than `_PATIENCE` looks for notices of others, from a thread that does nothing
+else; if there is one, it closes its connections, which ends the wait, and raises with that notice.
+Nobody looks while nobody waits: if all ranks make the same mistake, all raise and the group stays
+as it was.
 
 It closes them once every other rank has raised or waits in vain too, or has not come for as long
 again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
@@ -99,7 +100,8 @@ class Watch:
                 f"another rank failed before an exchange: {notice}",
                 rank=self._rank,
                 fix="This process group cannot be used any more: start again. Under "
-                'shardwise.set_check("debug") ranks compare first, and it survives.',
+                'shardwise.set_check("debug") ranks compare arguments first, and it survives '
+                "wrong ones.",
             ) from error
 
     def look(self) -> None:

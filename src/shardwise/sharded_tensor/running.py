@@ -24,7 +24,7 @@ from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES
-from shardwise.sharded_tensor.carrying_out import run_pieces
+from shardwise.sharded_tensor.carrying_out import run_pieces, tell_others
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
@@ -149,10 +149,14 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
             entering, like, local, is_in_place, is_view, layout = found
             if entering:
                 _enter(entering, args, here)
-            if local is not None:
-                piece = local(here[0])
-            else:
-                piece = func(*here, **kwargs) if kwargs else func(*here)
+            try:
+                if local is not None:
+                    piece = local(here[0])
+                else:
+                    piece = func(*here, **kwargs) if kwargs else func(*here)
+            except Exception as problem:
+                tell_others(first, problem)
+                raise
             if is_in_place:
                 if torch.is_grad_enabled():
                     show_written(args[0])
@@ -268,15 +272,19 @@ def _carry_out(
             _enter(known.entering, args, here)
     if decision.is_in_place:
         check_writable(args[0], func)
-        func(*here, **kwargs)
+    states = [one for one in found if isinstance(one, State)]
+    first = states[0]
+    try:
+        piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
+    except Exception as problem:
+        tell_others(first, problem)
+        raise
+    if decision.is_in_place:
         if torch.is_grad_enabled():
             show_written(args[0])
         return args[0]
-    piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
     if piece is here[0]:
         return args[0]
-    states = [one for one in found if isinstance(one, State)]
-    first = states[0]
     spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]
     made = State(
         decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
