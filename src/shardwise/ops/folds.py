@@ -183,9 +183,7 @@ def moments(
 ) -> Fold:
     """Count, sum of squared deviations, and mean: two numbers if they are complex.
 
-    `dtypes` are those of the results: variance, and mean if it is asked for. With a correction of
-    the count or more the variance is infinite. Its gradients are what torch makes of that, and
-    those of parts would be differences of infinities: torch has to see all, which is little.
+    `dtypes` are those of the results: variance, and mean if it is asked for.
     """
 
     def lift(piece: torch.Tensor, box: Box) -> Tensors:
@@ -217,9 +215,7 @@ def moments(
         mean = torch.complex(*means) if is_complex else means[0]
         return tuple(one.to(dtype) for one, dtype in zip((found, mean), dtypes, strict=False))
 
-    identity = (0.0,) * (4 if is_complex else 3)
-    is_finite = correction < reduced.count
-    return Fold(lift, merge, final, lambda _: (identity,), is_of_parts=is_finite)
+    return Fold(lift, merge, final, lambda _: ((0.0,) * (4 if is_complex else 3),))
 
 
 def nan_mean(reduced: Reduced, dtype: torch.dtype) -> Fold:

@@ -218,14 +218,18 @@ def _log_sum_exp(read: _Read) -> Decision | None:
 
 def _moments(name: str) -> None:
     def make(read: _Read) -> Fold:
-        correction = read.get("correction")
-        return folds.moments(
+        given = read.get("correction")
+        correction = int(read.get("unbiased", True)) if given is None else given
+        fold = folds.moments(
             read.reduced,
             read.dtypes,
-            int(read.get("unbiased", True)) if correction is None else correction,
+            correction,
             is_std=name.startswith("std"),
             is_complex=read.call.operands[0].dtype.is_complex,
         )
+        # Gradients of an infinite variance are what torch makes of it; those of parts would be
+        # differences of infinities.
+        return fold._replace(is_of_parts=correction < read.reduced.count)
 
     _folded(name, "input dim unbiased keepdim correction", make)
 
