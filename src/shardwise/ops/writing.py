@@ -295,7 +295,15 @@ def _decide_scatter(call: Call) -> Decision | None:
     if len(call.operands) > 3 or not index.shape or (x.is_plain and in_place):
         return None
     dim = dim_of(name, dim, len(x.shape))
-    _check_scatter(call, name, x, dim, index, src)
+    if not _fits(x, dim, index, src):
+        if 0 in index.shape:
+            return None  # torch takes it, since nothing is written
+        raise OpError(
+            f"{name}: shapes do not fit together",
+            rank=call.rank,
+            expected="an index that is nowhere larger than src, nor, but for dim, than self",
+            got=" and ".join(str(operand.shape) for operand in call.operands if operand.shape),
+        )
     follows = _follows(dim, index.shape)
     both = (follows,) if src is None else (follows, _follows(dim, index.shape) if src.shape else ())
     mutes = "reduce" in name and src is not None and src.shape == index.shape
@@ -323,22 +331,14 @@ def _follows(dim: int, used: tuple[int, ...]) -> Follows:
     return tuple(None if d == dim else (d, n) for d, n in enumerate(used))
 
 
-def _check_scatter(
-    call: Call, name: str, x: Operand, dim: int, index: Operand, src: Operand | None
-) -> None:
-    shapes = [x.shape, index.shape] + ([src.shape] if src is not None and src.shape else [])
-    fits = len(set(map(len, shapes))) == 1 and all(
+def _fits(x: Operand, dim: int, index: Operand, src: Operand | None) -> bool:
+    """Whether an index is nowhere larger than `src`, nor, but for `dim`, than `x`."""
+    others = [src.shape] if src is not None and src.shape else []
+    return all(len(shape) == len(index.shape) for shape in (x.shape, *others)) and all(
         n <= shape[d]
         for d, n in enumerate(index.shape)
-        for shape in (x.shape if d != dim else index.shape, *shapes[2:])
+        for shape in (x.shape if d != dim else index.shape, *others)
     )
-    if not fits:
-        raise OpError(
-            f"{name}: shapes do not fit together",
-            rank=call.rank,
-            expected="an index that is nowhere larger than src, nor, but for dim, than self",
-            got=" and ".join(map(str, shapes)),
-        )
 
 
 for _name in ("scatter", "scatter_add", "scatter_reduce", "index_fill"):

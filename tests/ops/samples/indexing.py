@@ -256,14 +256,24 @@ WRITES: dict[str, list[Sample]] = {
             lambda x, v: torch.scatter(x, 1, ASIDE[:2, :3], v), ((3, 7), (3, 4)), has_grad=False
         ),
         Sample(lambda x: torch.scatter(x, 1, ASIDE, 1.5), ((3, 7),), keeps=(COLUMNS,)),
+        # Without indices there may be any number of dims.
+        Sample(lambda x, i: torch.scatter(x, 1, i, 1.5), ((3, 7), (0,)), values=X_IDS),
     ],
-    "scatter_": [Sample(_changed(lambda x, v: x.scatter_(1, ASIDE, v)), ((3, 7), (3, 4)))],
+    "scatter_": [
+        Sample(_changed(lambda x, v: x.scatter_(1, ASIDE, v)), ((3, 7), (3, 4))),
+        Sample(_changed(lambda x, i: x.scatter_(0, i, 1.5)), ((3, 7), (2, 0, 1)), values=X_IDS),
+    ],
     "scatter_add": [
         Sample(
             lambda x, i, v: torch.scatter_add(x, 0, i, v),
             ((7, 4), (6, 4), (6, 4)),
             values=X_IDS_V,
             keeps=(COLUMNS, COLUMNS, COLUMNS),
+        ),
+        Sample(
+            lambda x, i, v: torch.scatter_add(x, 0, i, v),
+            ((7, 4), (9, 0, 2), (9, 0, 2)),
+            values=X_IDS_V,
         ),
     ],
     "scatter_add_": [
