@@ -195,7 +195,7 @@ def exchange(
         assert agreeing is None
         if not job.is_differentiable:
             _check_differentiable(job)
-        found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
+        found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]  # torch's
         return found
     if job.work is not None and job.changes_nothing:
         return _one_per_work(job, carriers)

@@ -277,7 +277,7 @@ def _carry_out(
         return args[0]
     states = [one for one in found if isinstance(one, State)]
     first = states[0]
-    spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]
+    spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]  # `like` is sharded
     made = State(
         decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
     )
