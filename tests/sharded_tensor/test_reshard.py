@@ -325,7 +325,7 @@ def _wrong_calls(rank: int) -> None:
     with pytest.raises(ArgumentTypeError, match=r"distribute\(x, spec\)"):
         shardwise.reshard(torch.ones(3), shardwise.chunk(0))
     with pytest.raises(ArgumentTypeError, match="a spec, a Layout or a ShardedTensor"):
-        shardwise.reshard(x, "rows")  # type: ignore[call-overload]
+        shardwise.reshard(x, "rows")  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(ArgumentValueError, match=r"shape \(6, 4\).*shape \(5, 4\)"):
         shardwise.reshard(x, shardwise.chunk(0).layout((5, 4)))
     needs_grad = x.clone().requires_grad_()
