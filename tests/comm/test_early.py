@@ -10,7 +10,7 @@ import torch
 
 import shardwise
 from shardwise.comm import agreement
-from shardwise.comm.agreement import Agreeing, start_agreeing
+from shardwise.comm.agreement import Agreement, to_agree_on
 from shardwise.comm.process_group import communicator
 from shardwise.errors import AgreementError
 
@@ -86,10 +86,10 @@ def _many_disagreements(rank: int) -> list[bool]:
     found = []
     for count in (0, agreement._MOST_DISAGREEMENTS - 1, agreement._MOST_DISAGREEMENTS):
         members.num_disagreements = count
-        agreeing = start_agreeing("count", {"count": count}, group=members)
-        assert isinstance(agreeing, Agreeing)
-        found.append(agreeing.flight() is not None)
-        agreeing.reach()
+        reached = to_agree_on("count", {"count": count}, group=members)
+        assert isinstance(reached, Agreement)
+        found.append(reached.flight() is not None)
+        reached.reach()
         rows = shardwise.distribute(_full(), shardwise.chunk(0))
         assert torch.equal(rows.local_tensor(), _full().chunk(2)[rank])
     return found
