@@ -103,7 +103,7 @@ def optimizers(options: Options) -> list[Result]:
         parameters = [torch.nn.Parameter(make(value)) for value in values]
         for parameter, value in zip(parameters, values, strict=True):
             parameter.grad = make(value)
-        return torch.optim.AdamW(parameters, **{kind: True}).step  # type: ignore[arg-type]
+        return torch.optim.AdamW(parameters, **{kind: True}).step  # type: ignore[arg-type]  # a flag
 
     rows = shardwise.chunk(0, device="cpu")
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -137,8 +137,8 @@ def by_hand(x: torch.Tensor, weights: Sequence[torch.Tensor], rank: int) -> Call
     given = x.clone().requires_grad_()
 
     def run() -> Any:
-        hidden = F.gelu(F.linear(Enter.apply(given), w1, b1))  # type: ignore[no-untyped-call]
-        y = Leave.apply(F.linear(hidden, w2)) + b2  # type: ignore[no-untyped-call]
+        hidden = F.gelu(F.linear(Enter.apply(given), w1, b1))  # type: ignore[no-untyped-call]  # torch's
+        y = Leave.apply(F.linear(hidden, w2)) + b2  # type: ignore[no-untyped-call]  # torch's
         y.sum().backward()
         return y
 

@@ -90,7 +90,8 @@ def move_a_tensor(console: Console) -> None:
         y = shardwise.reshard(x, after)
         took = time.perf_counter() - begin
         (y.full_tensor() ** 2).sum().backward()
-        is_right = torch.equal(y, values) and torch.equal(x.grad, 2 * values)  # type: ignore[arg-type]
+        assert x.grad is not None
+        is_right = torch.equal(y, values) and torch.equal(x.grad, 2 * values)
         return repr(y), took, is_right
 
     results = shardwise.run_local(move, 4)

@@ -44,7 +44,8 @@ class Recommender(nn.Module):
 
     def forward(self, *bags: torch.Tensor) -> torch.Tensor:
         found = [table(ids) for table, ids in zip(self.tables.values(), bags, strict=True)]
-        return self.down(F.relu(self.up(torch.cat(found, 1)))).squeeze(1)  # type: ignore[no-any-return]
+        chances: torch.Tensor = self.down(F.relu(self.up(torch.cat(found, 1))))
+        return chances.squeeze(1)
 
 
 def plan_of(world_size: int, *, hour_on: int) -> ShardingPlan:

@@ -1,15 +1,17 @@
-"""What holds for the whole package: light imports, exact exports, no private torch, live docs."""
+"""What holds for the whole package: light imports, exact exports, ignores explained, live docs."""
 
 from __future__ import annotations
 
 import ast
 import doctest
 import importlib
+import io
 import os
 import pkgutil
 import re
 import subprocess
 import sys
+import tokenize
 from functools import cache
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
@@ -212,6 +214,75 @@ def test_code_moves_from_the_seed_by_its_prefix(path: str) -> None:
     for name in SEED[path]:
         assert hasattr(theirs, name), "not a name of the seed"
         assert getattr(ours, name).__module__.startswith("shardwise.")
+
+
+# -- ignores ---------------------------------------------------------------------------------
+
+_IGNORES = re.compile(r"type:\s*ignore|noqa", re.IGNORECASE)
+_CODED = r"type: ignore\[[a-z-]+(, [a-z-]+)*\]|noqa: [A-Z]+\d+(, [A-Z]+\d+)*"
+# One or more with codes, and then words that are no such comment themselves.
+_WITH_REASON = re.compile(rf"(# ({_CODED})  )+# (?!(isort|fmt|type|ruff|mypy):|noqa).*\w.*")
+
+
+def _without_reason(program: str) -> list[tuple[int, str]]:
+    """Lines and comments that silence a checker without a code and a reason."""
+    if not _IGNORES.search(program):
+        return []
+    comments = [
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(program).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    return [
+        (line, comment)
+        for line, comment in comments
+        if _IGNORES.search(comment) and not _WITH_REASON.fullmatch(comment)
+    ]
+
+
+def test_every_ignore_has_a_code_and_a_reason() -> None:
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {comment}"
+        for path in paths
+        for line, comment in _without_reason(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# type: ignore",
+        "# type: ignore  # torch's",
+        "# type: ignore[misc]",
+        "# type: ignore[misc]  #",
+        "# type: ignore[misc] torch's",
+        "# type: ignore[misc]  # noqa: E501",
+        "# type:ignore[misc]  # torch's",
+        "# noqa",
+        "# noqa  # torch's",
+        "# NOQA: F401",
+        "# noqa: F401  # isort: skip",
+        "# ruff: noqa: F401  # of the whole file",
+    ],
+)
+def test_the_test_of_ignores_can_fail(comment: str) -> None:
+    assert _without_reason(f"x = 1\ny = x  {comment}\n") == [(2, comment)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = 1  # type: ignore[arg-type, misc]  # `x` is torch's",
+        "x = 1  # noqa: F401, E501  # the seed's  # isort: skip",
+        "x = 1  # type: ignore[misc]  # noqa: E501  # one reason for both",
+        "x = '# type: ignore'  # in a string",
+    ],
+)
+def test_the_test_of_ignores_can_pass(line: str) -> None:
+    assert _without_reason(f"{line}\n") == []
 
 
 # -- documents -------------------------------------------------------------------------------

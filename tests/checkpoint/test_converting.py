@@ -332,7 +332,7 @@ def test_verify_checks_what_can_be_checked_of_a_hugging_face_folder(tmp_path: Pa
 
 
 def test_diff_tells_what_differs_and_by_how_much(tmp_path: Path) -> None:
-    a = {
+    a: dict[str, Any] = {
         "same": torch.tensor([1.0, float("nan")]),
         "changed": torch.arange(100.0).reshape(10, 10),
         "shape": torch.ones(3),
@@ -347,7 +347,7 @@ def test_diff_tells_what_differs_and_by_how_much(tmp_path: Path) -> None:
     b = a | {
         "changed": torch.arange(100.0).reshape(10, 10).index_fill(0, torch.tensor([7]), 0.0),
         "shape": torch.ones(4),
-        "dtype": a["dtype"].to(torch.bfloat16),  # type: ignore[attr-defined]
+        "dtype": a["dtype"].to(torch.bfloat16),
         "zero": torch.tensor([-0.0]),
         "new": torch.ones(1),
         "large": torch.tensor([2**60, 3]),

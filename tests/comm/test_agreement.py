@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +19,6 @@ from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AbsentRanksError, AgreementError, SpecError
 from shardwise.testing.local_run import run_local
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class _Alone:
     """A communicator that must not be used."""
@@ -31,7 +28,7 @@ class _Alone:
         self.ranks = GroupRanks(tuple(range(num_ranks)))
         self.num_disagreements = 0
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         raise AssertionError("an exchange")
 
     def tell(self, problem: Exception) -> None:
@@ -46,9 +43,9 @@ class _Recording(_Alone):
         self.digests: list[bytes] = []
         self.others = others
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         self.digests.append(digest)
-        return lambda: [digest, self.others or digest]
+        return [digest, self.others or digest]
 
 
 def _group(group: object) -> Any:
@@ -227,11 +224,8 @@ def test_a_problem_of_some_ranks_stops_all() -> None:
 
 def test_an_absent_rank_is_told_with_the_call_that_waited() -> None:
     class Waiting(_Alone):
-        def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
-            def wait() -> list[bytes]:
-                raise AbsentRanksError(f"rank 1 did not come within {timeout} s", ranks=[1])
-
-            return wait
+        def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+            raise AbsentRanksError(f"rank 1 did not come within {timeout} s", ranks=[1])
 
     with set_check("always", timeout=3), pytest.raises(AbsentRanksError, match="3") as caught:
         agree("zeros('w')", {}, group=_group(Waiting(2)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
 import shardwise
 from shardwise.comm import agreement
-from shardwise.comm.agreement import Agreeing, start_agreeing
+from shardwise.comm.agreement import Agreement, to_agree_on
 from shardwise.comm.process_group import communicator
 from shardwise.errors import AgreementError
 
@@ -47,8 +48,9 @@ def test_ranks_that_differ_raise_and_go_on() -> None:
 def _one_fails(rank: int) -> str:
     full = _full()
     shardwise.distribute(full, shardwise.chunk(0))
+    given: Any = "no tensor" if rank == 1 else full
     with pytest.raises(shardwise.ShardwiseError) as caught:
-        shardwise.distribute("no tensor" if rank == 1 else full, shardwise.chunk(0))  # type: ignore[arg-type]
+        shardwise.distribute(given, shardwise.chunk(0))
     rows = shardwise.distribute(full, shardwise.chunk(0))
     assert torch.equal(rows.local_tensor(), full.chunk(3)[rank])
     return type(caught.value).__name__
@@ -84,10 +86,10 @@ def _many_disagreements(rank: int) -> list[bool]:
     found = []
     for count in (0, agreement._MOST_DISAGREEMENTS - 1, agreement._MOST_DISAGREEMENTS):
         members.num_disagreements = count
-        agreeing = start_agreeing("count", {"count": count}, group=members)
-        assert isinstance(agreeing, Agreeing)
-        found.append(agreeing.flight() is not None)
-        agreeing.reach()
+        reached = to_agree_on("count", {"count": count}, group=members)
+        assert isinstance(reached, Agreement)
+        found.append(reached.flight() is not None)
+        reached.reach()
         rows = shardwise.distribute(_full(), shardwise.chunk(0))
         assert torch.equal(rows.local_tensor(), _full().chunk(2)[rank])
     return found

@@ -65,6 +65,6 @@ def test_digests_are_compared_on_the_gpu() -> None:
     world = dist.group.WORLD
     assert world is not None
     calls = RollCall(communicator().ranks, 0, device=torch.device("cuda"), name="gpu", closes=False)
-    assert [calls.start(world, bytes([n] * 16), timeout=60)() for n in range(3)] == [
+    assert [calls.compare(world, bytes([n] * 16), timeout=60) for n in range(3)] == [
         [bytes([n] * 16)] for n in range(3)
     ]

@@ -99,11 +99,7 @@ def test_a_group_of_one_rank_talks_to_itself() -> None:
         flight = group.flight()
         flight.launch()
         flight.finish()
-        return [
-            gathered.item(),
-            group.start_comparing(b"ab", timeout=1)(),
-            group.gather_objects("x"),
-        ]
+        return [gathered.item(), group.compare(b"ab", timeout=1), group.gather_objects("x")]
 
     assert run_local(alone, 1) == [[3.0, [b"ab"], ["x"]]]
 
@@ -186,7 +182,7 @@ def test_collectives_follow_the_order_of_the_group() -> None:
             reduced,
             sent.item(),
             average,
-            both.start_comparing(bytes([rank] * 16), timeout=10)(),
+            both.compare(bytes([rank] * 16), timeout=10),
             both.gather_objects({"rank": rank}),
         ]
 
@@ -213,7 +209,7 @@ def _compare(group: Communicator, rank: int) -> AbsentRanksError:
     """The error of a comparison that must neither succeed nor hang."""
     began = time.monotonic()
     with pytest.raises(AbsentRanksError) as caught:
-        group.start_comparing(bytes([rank]), timeout=1)()
+        group.compare(bytes([rank]), timeout=1)
     assert time.monotonic() - began < HANG_GUARD
     return caught.value
 
@@ -221,7 +217,7 @@ def _compare(group: Communicator, rank: int) -> AbsentRanksError:
 def test_a_rank_that_never_comes_is_named_on_all_that_wait() -> None:
     def wait(rank: int) -> tuple[str, tuple[int, ...]] | None:
         group = communicator()
-        assert group.start_comparing(b"\x01", timeout=10)() == [b"\x01"] * 3
+        assert group.compare(b"\x01", timeout=10) == [b"\x01"] * 3
         if rank == 1:
             return None
         error = _compare(group, rank)
@@ -266,11 +262,11 @@ def test_a_backend_that_leaves_connections_open_is_polled() -> None:
         assert world is not None
         known = communicator(world)
         calls = RollCall(known.ranks, rank, device=torch.device("cpu"), name="polled", closes=False)
-        found: list[object] = [calls.start(world, bytes([rank] * 3), timeout=10)()]
+        found: list[object] = [calls.compare(world, bytes([rank] * 3), timeout=10)]
         if rank == 1:
             dist.recv(torch.zeros(1), 0, group=bell)
         with pytest.raises(AbsentRanksError) as caught:
-            calls.start(world, b"abc", timeout=1)()
+            calls.compare(world, b"abc", timeout=1)
         if rank == 0:
             dist.send(torch.zeros(1), 1, group=bell)
         else:  # the other half of what rank 0 still has under way, so that both can leave
@@ -296,13 +292,13 @@ def _compare_by_collective(rank: int) -> str:
     few, roll_call._FEW = roll_call._FEW, 1
     try:
         members = communicator()
-        assert members.start_comparing(bytes([rank]) * 16, timeout=20)() == [
+        assert members.compare(bytes([rank]) * 16, timeout=20) == [
             bytes([k]) * 16 for k in range(3)
         ]
         if rank == 1:
             return "elsewhere"
         with pytest.raises(AbsentRanksError, match="rank 1 did not come") as caught:
-            members.start_comparing(b"0" * 16, timeout=0.5)()
+            members.compare(b"0" * 16, timeout=0.5)
         return str(caught.value.ranks)
     finally:
         roll_call._FEW = few

@@ -126,7 +126,7 @@ def test_ranks_that_do_not_come_to_an_agreement_are_named() -> None:
         if rank == 2:
             return ()
         with pytest.raises(AbsentRanksError, match="rank 2 did not come") as absent:
-            _world().start_comparing(b"same", timeout=1)()
+            _world().compare(b"same", timeout=1)
         return absent.value.ranks
 
     assert simulate(come, 3).results == [(2,), (2,), ()]
@@ -179,7 +179,7 @@ def test_a_rank_goes_on_after_it_was_told_of_an_absent_one() -> None:
     def go_on(rank: int) -> float:
         if rank == 0:
             with pytest.raises(AbsentRanksError):
-                _world().start_comparing(b"x", timeout=1)()
+                _world().compare(b"x", timeout=1)
             flight = _world().flight()
             flight.send(1, torch.ones(1))
             return 0.0

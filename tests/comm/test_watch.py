@@ -101,7 +101,7 @@ def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:
         to: Any = "rows" if rank == 1 else shardwise.chunk(1)
         for _ in range(2):
             with pytest.raises(TypeError, match="a spec, a Layout"):
-                shardwise.reshard(x, "rows")  # type: ignore[call-overload]
+                shardwise.reshard(x, "rows")  # type: ignore[call-overload]  # wrong on purpose
         if rank == 1:  # one comes late, and its old notice is no longer true
             time.sleep(2)
         assert torch.equal(x.full_tensor(), torch.ones(6, 4))

@@ -274,7 +274,7 @@ def _wrong_calls(rank: int) -> None:
     with pytest.raises(ArgumentTypeError, match="expected a ShardedTensor, got Tensor"):
         shardwise.to_dtensor(wrong)
     with pytest.raises(ArgumentTypeError, match=r"mesh of to_dtensor: expected a DeviceMesh"):
-        shardwise.to_dtensor(rows, [0, 1])  # type: ignore[arg-type]
+        shardwise.to_dtensor(rows, [0, 1])  # type: ignore[arg-type]  # wrong on purpose
     pattern = r"the layout of \[S\(1\)\] on ranks \[0, 1\].*Reshard it first: spec = shardwise"
     with pytest.raises(LayoutError, match=pattern):
         shardwise.to_dtensor(rows, mesh, [Shard(1)])

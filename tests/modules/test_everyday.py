@@ -97,7 +97,8 @@ class Symmetric(nn.Module):
 def _parametrized(rank: int) -> None:
     """Registered before or after the model is sharded."""
     torch.manual_seed(0)
-    linear, found = nn.Linear(4, 4), []
+    linear: Any = nn.Linear(4, 4)
+    found = []
     for is_first in (True, False):
         torch.manual_seed(0)
         model: Any = nn.Sequential(nn.Linear(4, 4))
@@ -119,7 +120,7 @@ def _parametrized(rank: int) -> None:
     parametrize.register_parametrization(linear, "weight", Symmetric())
     y = linear(torch.ones(2, 4))
     y.square().sum().backward()
-    expected = linear.parametrizations.weight.original.grad  # type: ignore[union-attr]
+    expected = linear.parametrizations.weight.original.grad
     for output, grad in found:
         torch.testing.assert_close(output, y.detach())
         torch.testing.assert_close(grad, expected)

@@ -39,7 +39,7 @@ class Frozen:
     logits: torch.Tensor
 
 
-class Record(OrderedDict):  # type: ignore[type-arg]
+class Record(OrderedDict[str, Any]):
     """A dict with more to it."""
 
 
@@ -165,7 +165,9 @@ class Asks(nn.Module):
 
 def _sharded(meaning: Any, make: Any = Asks) -> Any:
     torch.manual_seed(0)
-    ranks = list(simulated_rank.get().ranks)  # type: ignore[union-attr]
+    here = simulated_rank.get()
+    assert here is not None
+    ranks = list(here.ranks)
     module = make().double()
     spec = shardwise.parse_spec("chunk(0)", ranks=ranks)
     plan = ShardingPlan({"linear.weight": spec}, input_plan={"": meaning})
@@ -199,7 +201,8 @@ def _meanings(rank: int) -> None:
         plain = x.clone().requires_grad_()
         expected(plain).sum().backward()
         mine = [slice(0, 2), slice(2, 2), slice(2, 5)][rank] if "rows" in meaning else slice(None)
-        torch.testing.assert_close(leaf.grad, plain.grad[mine])  # type: ignore[index]
+        assert plain.grad is not None
+        torch.testing.assert_close(leaf.grad, plain.grad[mine])
         names = [event.op for event in t.events if event.op == "exchange row counts"]
         assert len(names) == (meaning == "local_rows")  # for both inputs
 
@@ -240,7 +243,8 @@ class Outer(nn.Module):
         def mixed(x: torch.Tensor) -> torch.Tensor:
             return torch.matmul(self.mask, torch.tanh(self.linear(x)))
 
-        return checkpoint(mixed, x, use_reentrant=False).square().mean()  # type: ignore[no-any-return]
+        found: torch.Tensor = checkpoint(mixed, x, use_reentrant=False).square().mean()
+        return found
 
 
 def _checkpointed(rank: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,6 +15,9 @@ from shardwise.errors import AgreementError
 from shardwise.sharded_tensor import ShardedTensor
 from shardwise.testing.local_run import run_local
 from shardwise.testing.memory import peak_tensor_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Model(nn.Module):
@@ -46,9 +49,9 @@ class Rotary(nn.Module):
         self.speed = 10.0 ** -torch.arange(half, dtype=torch.float32)
 
 
-def model_on_meta(kind: type[nn.Module] = Model) -> nn.Module:
+def model_on_meta(make: Callable[[], nn.Module] = Model) -> nn.Module:
     with torch.device("meta"):
-        return kind()
+        return make()
 
 
 PLANS: list[dict[str, str]] = [
@@ -139,7 +142,7 @@ def _by_hand(rank: int) -> None:
     found = []
     for is_by_hand in (True, False):
         shardwise.manual_seed(5)
-        model: Any = model_on_meta(lambda: nn.Linear(4, 6))  # type: ignore[arg-type]
+        model: Any = model_on_meta(lambda: nn.Linear(4, 6))
         shardwise.shard_module(model, ShardingPlan({"*": "chunk(0)"}))
         if is_by_hand:
             model.to_empty(device="cpu").reset_parameters()
@@ -155,7 +158,7 @@ def _with_init(rank: int) -> None:
             module.weight.data.normal_(0.0, 0.02)  # written past autograd, as many do
             nn.init.ones_(module.bias)
 
-    model: Any = model_on_meta(lambda: nn.Sequential(nn.Linear(40, 60), nn.Linear(60, 4)))  # type: ignore[arg-type]
+    model: Any = model_on_meta(lambda: nn.Sequential(nn.Linear(40, 60), nn.Linear(60, 4)))
     shardwise.shard_module(model, ShardingPlan({"0.weight": "chunk(0)"}))
     shardwise.materialize(model, init=init)
     assert 0.019 < model[0].weight.full_tensor().std() < 0.021
@@ -165,7 +168,7 @@ def _with_init(rank: int) -> None:
 
 
 def _keeps_data(rank: int) -> None:
-    model: Any = nn.Sequential(nn.Linear(3, 3), model_on_meta(lambda: nn.Linear(3, 3)))  # type: ignore[arg-type]
+    model: Any = nn.Sequential(nn.Linear(3, 3), model_on_meta(lambda: nn.Linear(3, 3)))
     before = model[0].weight.detach().clone()
     shardwise.shard_module(model, ShardingPlan({"*.weight": "chunk(0)"}), src_rank=1)
     assert not model[0].weight.is_meta
@@ -214,7 +217,7 @@ def _broken_on_one_rank(rank: int) -> None:
                 raise KeyError("no such init")
             module.reset_parameters()
 
-    model = nn.Sequential(model_on_meta(lambda: nn.Linear(4, 6)))  # type: ignore[arg-type]
+    model = nn.Sequential(model_on_meta(lambda: nn.Linear(4, 6)))
     weight = model[0].weight
     if rank == 1:
         with pytest.raises(KeyError, match="no such init"):

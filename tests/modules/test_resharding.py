@@ -258,20 +258,22 @@ def test_wrong_calls_change_nothing() -> None:
         for plan, message in bad:
             with pytest.raises(ShardwiseError, match=message):
                 shardwise.reshard_module(model, ShardingPlan(plan))
-        for cap in (3, -1, 64 + rank, "64"):
+        caps: list[Any] = [3, -1, 64 + rank, "64"]
+        for cap in caps:
             with pytest.raises(ShardwiseError, match="max_bytes"):
-                shardwise.reshard_module(model, ShardingPlan({"up.*": "chunk(0)"}), None, cap)  # type: ignore[arg-type]
+                shardwise.reshard_module(model, ShardingPlan({"up.*": "chunk(0)"}), None, cap)
         kept = loss_of(model)
         with pytest.raises(ShardwiseError, match=r"'up.weight'.*`del loss`.*from the start"):
             shardwise.reshard_module(model, ShardingPlan({"up.weight": "chunk(0)"}))
         own = adamw(model.parameters())
         heard = ["optimizer of reshard_module", "failed on other ranks: rank 0.*optimizer of resha"]
+        given: Any = own if rank else "adam"
         with pytest.raises(ShardwiseError, match=heard[rank]):
-            shardwise.reshard_module(model, ShardingPlan({}), own if rank else "adam")  # type: ignore[arg-type]
+            shardwise.reshard_module(model, ShardingPlan({}), given)
         with pytest.raises(ShardwiseError, match="ranks differ in optimizers"):
             shardwise.reshard_module(model, ShardingPlan({}), own if rank else None)
         with pytest.raises(ShardwiseError, match="expected a ShardingPlan, got dict"):
-            shardwise.reshard_module(model, {})  # type: ignore[arg-type]
+            shardwise.reshard_module(model, {})  # type: ignore[arg-type]  # wrong on purpose
         assert not any(isinstance(one, ShardedTensor) for one in model.parameters())
         kept.backward()
 

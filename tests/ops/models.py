@@ -41,7 +41,8 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             self.rotated(q), self.rotated(k), v, is_causal=True, enable_gqa=True
         )
-        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        found: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return found
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
         """Every pair of values turned by an angle that grows with the position."""
@@ -66,7 +67,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x
 
 
 class Transformer(nn.Module):

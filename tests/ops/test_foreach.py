@@ -88,7 +88,8 @@ def _check(name: str, every: Sequence[Pair], policy: Any) -> None:
 def test_tensors_that_lie_alike_stay_where_they_are(name: str) -> None:
     def on_rank(rank: int) -> None:
         _check(name, pairs(WORLD_SIZE), "error")
-        assert communicator().traffic.total_bytes == 0  # type: ignore[attr-defined]
+        members: Any = communicator()
+        assert members.traffic.total_bytes == 0
 
     simulate(on_rank, WORLD_SIZE)
 
@@ -170,9 +171,9 @@ def test_gradients_pass_through() -> None:
         same = factor.detach().clone().requires_grad_()
         full = [pair.full.sin() * same for pair in every]  # torch's own list has no such gradient
         with shardwise.implicit_comm("error"):
-            found = torch._foreach_mul(torch._foreach_sin([p.given for p in every]), factor)
-        sum((one.full_tensor() ** 2).sum() for one in found).backward()  # type: ignore[attr-defined]
-        sum((one**2).sum() for one in full).backward()  # type: ignore[union-attr]
+            found: Any = torch._foreach_mul(torch._foreach_sin([p.given for p in every]), factor)
+        sum((one.full_tensor() ** 2).sum() for one in found).backward()
+        sum((one**2).sum() for one in full).backward()  # type: ignore[union-attr]  # not empty
         for pair in every:
             assert pair.full.grad is not None
             assert pair.given.grad is not None
@@ -220,7 +221,8 @@ def test_tensors_of_other_groups_are_refused() -> None:
         one = sharded(torch.ones(4), layout_kinds((4,), world_size=2)["replicated"])
         if rank:
             return
-        alone = communicator().subgroup([0])  # type: ignore[attr-defined]
+        members: Any = communicator()
+        alone = members.subgroup([0])
         layout = layout_kinds((4,), world_size=1)["replicated"]
         other = wrap(make_state(layout, [torch.ones(4)], group=alone))
         with pytest.raises(ArgumentValueError, match="one process group"):
@@ -238,7 +240,8 @@ ORDERS = [2, 1, 0, 3.5, -1, float("inf"), float("-inf")]
 def test_norms_of_a_list_take_one_exchange(order: float) -> None:
     def on_rank(rank: int) -> int:
         every = pairs(WORLD_SIZE, SHAPES)
-        before = sum(communicator().traffic.messages.values())  # type: ignore[attr-defined]
+        members: Any = communicator()
+        before: int = sum(members.traffic.messages.values())
         with torch.no_grad(), shardwise.implicit_comm("error"):
             found = torch._foreach_norm([pair.given for pair in every], order)
             expected = torch._foreach_norm([pair.full for pair in every], order)

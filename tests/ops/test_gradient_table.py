@@ -170,7 +170,8 @@ def contraction() -> Row:
     """Terms are blocks of the dim that is summed over."""
     x, y = leaf(X, cut(1)), leaf(Y.T, cut(0))
     weights = W @ W.T
-    loss = (torch.mm(x, y).full_tensor() * weights).sum()  # type: ignore[attr-defined]
+    product: Any = torch.mm(x, y)
+    loss = (product.full_tensor() * weights).sum()
     return Row(loss, [(x, weights @ Y), (y, X.T @ weights)])
 
 

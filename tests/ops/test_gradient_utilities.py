@@ -151,7 +151,8 @@ def test_whether_gradients_are_finite_is_one_small_exchange() -> None:
         optimizer = torch.optim.SGD([pair.given for pair in every])
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         scaler.scale(torch.ones(()))
-        versions = [pair.given.grad._version for pair in every]  # type: ignore[union-attr]
+        grads: list[Any] = [pair.given.grad for pair in every]
+        versions = [grad._version for grad in grads]
         scaler.unscale_(optimizer)
         for pair, version in zip(every, versions, strict=True):
             assert pair.full.grad is not None
@@ -169,7 +170,8 @@ def test_a_loss_is_scaled() -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for layout in layouts((6,), WORLD_SIZE):
             pair = Pair(0, (6,), layout)
-            scaler.scale((pair.given * 2).full_tensor().sum()).backward()  # type: ignore[attr-defined]
+            twice: Any = pair.given * 2
+            scaler.scale(twice.full_tensor().sum()).backward()
             assert pair.given.grad is not None
             check_same(pair.given.grad, torch.full((6,), 8.0, dtype=torch.float64), "gradient")
 
@@ -283,8 +285,9 @@ def test_zero_grad() -> None:
         grads = [pair.given.grad for pair in every]
         optimizer.zero_grad(set_to_none=False)
         for pair, grad in zip(every, grads, strict=True):
+            assert grad is not None
             assert pair.given.grad is grad
-            check_same(grad, torch.zeros_like(pair.full), "zeroed")  # type: ignore[arg-type]
+            check_same(grad, torch.zeros_like(pair.full), "zeroed")
         optimizer.zero_grad()
         assert all(pair.given.grad is None for pair in every)
 
@@ -298,7 +301,8 @@ def test_a_gradient_is_one_object_until_another_comes() -> None:
             given = sharded(torch.ones(6), layout)
             param.grad = given
             assert param.grad is given
-            (param * 2).full_tensor().sum().backward()  # type: ignore[attr-defined]
+            twice: Any = param * 2
+            twice.full_tensor().sum().backward()
             check_same(param.grad, torch.full((6,), 3.0), "accumulated")
             assert param.grad is param.grad
             for shard in param.local_shards():

@@ -68,7 +68,8 @@ def _placed(full: torch.Tensor, plan: Plan) -> Any:
 
 
 def _full(tensor: Any) -> torch.Tensor:
-    return tensor.full_tensor()  # type: ignore[no-any-return]
+    full: torch.Tensor = tensor.full_tensor()
+    return full
 
 
 CASES: list[tuple[str, type[torch.nn.Module], Callable[[], tuple[torch.Tensor, ...]], Plan]] = [

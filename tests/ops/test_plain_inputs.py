@@ -38,12 +38,13 @@ def _own_rows(rank: int) -> None:
                 found: Any = product(mine, transposed)
                 torch.testing.assert_close(found.full_tensor(), expected)
             bias = torch.zeros(3)
-            for named in (
+            by_name: list[Any] = [
                 F.linear(input=mine, weight=w),
                 torch.matmul(input=mine, other=transposed),
                 torch.addmm(bias, mat1=mine, mat2=transposed),
-            ):
-                torch.testing.assert_close(named.full_tensor(), expected)  # type: ignore[attr-defined]
+            ]
+            for named in by_name:
+                torch.testing.assert_close(named.full_tensor(), expected)
             row: Any = F.linear(mine[0], w)  # one row per rank
             torch.testing.assert_close(row.full_tensor(), expected[[0, 1, 3]])
 
@@ -69,7 +70,7 @@ def _meanings(rank: int) -> None:
             with pytest.raises(OpError, match=r"\[rank .\].*plain.*as_local_rows.*as_replicated"):
                 call()
     with pytest.raises(ArgumentValueError, match=r"plain_inputs.*rows, replicated, error"):
-        shardwise.plain_inputs("colums")  # type: ignore[arg-type]
+        shardwise.plain_inputs("colums")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_the_meaning_can_be_set() -> None:

@@ -38,7 +38,8 @@ def test_an_operand_that_is_broadcast_enters_the_work_of_each_rank() -> None:
     need = found.needs[1]
     assert need.layout == bias
     assert need.work is not None
-    assert sorted(need.work.terms.tolist()) == [0, 1, 2, 3]  # type: ignore[union-attr]
+    assert need.work.terms is not None
+    assert sorted(need.work.terms.tolist()) == [0, 1, 2, 3]
     columns = layout("chunk(1, sizes=[2, 2, 2, 0])", (8, 6))
     assert decide(torch.add, columns, layout("chunk(0, sizes=[2, 2, 2, 0])", (6,))).is_one_call
 

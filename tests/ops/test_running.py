@@ -256,13 +256,13 @@ def test_operators_leave_to_others_what_torch_does_not_know() -> None:
     def on_rank(rank: int) -> None:
         for spec in (ROWS, shardwise.on_rank(1, device="cpu")):
             x: Any = sharded_tensor.ones(spec, 4, 6)
-            assert (x == None) is False  # noqa: E711
-            assert (x != None) is True  # noqa: E711
+            assert (x == None) is False  # noqa: E711  # the operator is tested
+            assert (x != None) is True  # noqa: E711  # the operator is tested
             assert (x == "a") is False
             assert (x == Foreign()) == "equal"
             assert x ** Foreign() == "power"
             with pytest.raises(TypeError):
-                x < None  # noqa: B015
+                x < None  # noqa: B015  # it raises
 
     simulate(on_rank, 2)
 

@@ -171,6 +171,7 @@ def test_a_subgroup_counts_source_and_destination_by_position() -> None:
 def _wrong(rank: int) -> None:
     rows = shardwise.chunk(0)
     one = rank == 1
+    no_spec: Any = "rows"
     with shardwise.set_check("always", timeout=10):
         for expected, call in [
             (r"does not match with src_rank", lambda: shardwise.distribute(
@@ -188,7 +189,7 @@ def _wrong(rank: int) -> None:
                 rows, 4, 4, memory_format=torch.channels_last)),
             (r"only ranks of its group", lambda: sharded_tensor.ones(
                 shardwise.chunk(0, ranks=[0, 7]), 4)),
-            (r"Expecting ShardingSpec", lambda: sharded_tensor.ones("rows" if one else rows, 4)),  # type: ignore[arg-type]
+            (r"Expecting ShardingSpec", lambda: sharded_tensor.ones(no_spec if one else rows, 4)),
             (r"sequence of ints", lambda: sharded_tensor.ones(rows, 4, 2.5 if one else 2)),
             (r"piece.*expected a tensor of shape", lambda: shardwise.from_callback(
                 rows, (4, 2), lambda _: torch.ones(1) if one else torch.ones(2, 2))),

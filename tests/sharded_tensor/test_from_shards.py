@@ -177,7 +177,8 @@ def _from_one_tensor(rank: int, ranks: list[int]) -> None:
             (whole * full).sum().backward()
             if held:
                 assert st.local_tensor() is local
-                assert torch.equal(local.grad, full[held[0].slices()])  # type: ignore[arg-type]
+                assert local.grad is not None
+                assert torch.equal(local.grad, full[held[0].slices()])
 
 
 def test_one_local_tensor_makes_the_tensor_for_every_spec() -> None:

@@ -197,7 +197,7 @@ def _unwrapped(rank: int) -> None:
     shardwise.reshard(one, shardwise.partial("avg")).backward()
     assert one.grad.full_tensor().item() == 1.0
     with pytest.raises(ValueError, match="'same' or 'sum'"):
-        rows.local_tensor(grad="all")  # type: ignore[arg-type]
+        rows.local_tensor(grad="all")  # type: ignore[arg-type]  # wrong on purpose
     for op in ("max", "min", "product"):
         with pytest.raises(OpError, match=f"pending {op}"):
             shardwise.reshard(rows, shardwise.partial(op))

@@ -102,7 +102,8 @@ def _check(
                 assert st.grad is not None
                 assert st.grad.shard_layout == st.shard_layout.bar
                 for box, shard in zip(st._state.boxes, st.grad._state.shards, strict=False):
-                    torch.testing.assert_close(shard, leaf.grad[box.slices()])  # type: ignore[index]
+                    assert leaf.grad is not None
+                    torch.testing.assert_close(shard, leaf.grad[box.slices()])
 
     simulate(run, world_size)
 
@@ -355,7 +356,7 @@ def test_wrong_declarations_raise_on_every_rank() -> None:
         with pytest.raises(ValueError, match="2 of them"):
             shardwise.local_map(lambda x: x, rows, (rows, rows))(x)
         with pytest.raises(ValueError, match="out_shapes"):
-            shardwise.local_map(_cube, rows, rows, out_shapes="never")  # type: ignore[arg-type]
+            shardwise.local_map(_cube, rows, rows, out_shapes="never")  # type: ignore[arg-type]  # wrong on purpose
 
     simulate(run, 2)
 

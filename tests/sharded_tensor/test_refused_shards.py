@@ -46,7 +46,7 @@ def _pair(rank: int, one: torch.Tensor, other: torch.Tensor) -> list[Shard]:
 # Name -> (phrase in the message, what rank 1 passes, sizes that ranks pass). Rank 0 passes
 # rows 0 and 1 of a (4, 3) tensor.
 Case = tuple[str, "Callable[[], Any]", "Callable[[int], Any]"]
-_SIZE: Callable[[int], Any] = lambda rank: (4, 3)  # noqa: E731
+_SIZE: Callable[[int], Any] = lambda rank: (4, 3)  # noqa: E731  # like those of the cases
 LOCAL: dict[str, Case] = {
     "layout": (
         "Only torch.strided layout is currently supported",

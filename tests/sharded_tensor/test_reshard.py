@@ -169,18 +169,18 @@ def test_freed_sources_make_room_for_what_comes() -> None:
 def _agreements(_: int) -> int:
     """How often ranks compare their arguments in one call."""
     members: Any = communicator()
-    compare, calls = members.start_comparing, []
+    compare, calls = members.compare, []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         return compare(*args, **kwargs)
 
     tensors = [sharded_tensor.ones(shardwise.chunk(0), 4, 4) for _ in range(20)]
-    members.start_comparing = counted
+    members.compare = counted
     try:
         moved = shardwise.reshard_all([*tensors, tensors[3]], shardwise.chunk(1))
     finally:
-        del members.start_comparing  # ranks are lent to other tests
+        del members.compare  # ranks are lent to other tests
     assert moved[20] is moved[3]  # tied weights stay tied
     assert len(set(moved)) == 20
     return len(calls)
@@ -325,7 +325,7 @@ def _wrong_calls(rank: int) -> None:
     with pytest.raises(ArgumentTypeError, match=r"distribute\(x, spec\)"):
         shardwise.reshard(torch.ones(3), shardwise.chunk(0))
     with pytest.raises(ArgumentTypeError, match="a spec, a Layout or a ShardedTensor"):
-        shardwise.reshard(x, "rows")  # type: ignore[call-overload]
+        shardwise.reshard(x, "rows")  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(ArgumentValueError, match=r"shape \(6, 4\).*shape \(5, 4\)"):
         shardwise.reshard(x, shardwise.chunk(0).layout((5, 4)))
     needs_grad = x.clone().requires_grad_()

@@ -245,7 +245,8 @@ def _reshard_with_gradient(rank: int) -> None:
         (shard,), _ = reshard_local_shard(local, torch.Size(size), source, target, None)
         assert torch.equal(shard.tensor, full[shard.metadata.box.slices()])
         shard.tensor.backward(full[shard.metadata.box.slices()] * 2)
-        assert torch.equal(local.grad, full[box.slices()] * 2)  # type: ignore[arg-type]
+        assert local.grad is not None
+        assert torch.equal(local.grad, full[box.slices()] * 2)
     wrong = torch.zeros(1, 1) if rank == 1 else full[rows.layout(size).boxes_of(rank)[0].slices()]
     with set_check("debug", timeout=5), pytest.raises(ValueError, match="Shard tensor size does"):
         reshard_local_shard(wrong, size, rows, columns, None)

@@ -108,8 +108,8 @@ def test_a_columnwise_layer_and_a_rowwise_one(world_size: int) -> None:
 
 
 def test_uneven_sizes_an_empty_part_and_other_ranks() -> None:
-    uneven = {"sizes": [4, 0, 6], "ranks": [2, 0, 3]}
-    entries = {"first": Columnwise(**uneven), "second": Rowwise(**uneven)}  # type: ignore[arg-type]
+    uneven: dict[str, Any] = {"sizes": [4, 0, 6], "ranks": [2, 0, 3]}
+    entries = {"first": Columnwise(**uneven), "second": Rowwise(**uneven)}
     model = pair(nn.Linear(6, 10, bias=False), nn.Linear(10, 5))
     check(model, entries, 4, data(2, 3, 6))
 
@@ -128,7 +128,8 @@ def test_an_output_is_brought_where_it_is_asked_for() -> None:
 def test_packed_layers(world_size: int) -> None:
     def gated(self: Any, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.both(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+        y: torch.Tensor = self.down(F.silu(gate) * up)
+        return y
 
     model = Block({"both": nn.Linear(6, 14), "down": nn.Linear(7, 5)}, gated)
     check(model, {"both": Fused(), "down": Rowwise()}, world_size, data(2, 3, 6))
@@ -150,7 +151,8 @@ def test_embeddings(world_size: int) -> None:
 def test_norms_of_a_sequence_that_is_cut(world_size: int) -> None:
     def blocks(self: Any, x: torch.Tensor) -> torch.Tensor:
         x = self.down(F.gelu(self.up(x)))
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        y: torch.Tensor = self.head(self.norm(x))
+        return y
 
     model = Block(
         {
@@ -175,7 +177,8 @@ def test_convolutions_by_channels(world_size: int) -> None:
     def net(self: Any, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.norm(self.first(x)))
         x = self.groups(self.depthwise(self.spread(x)))
-        return self.up(self.last(x))  # type: ignore[no-any-return]
+        y: torch.Tensor = self.up(self.last(x))
+        return y
 
     model = Block(
         {
@@ -215,7 +218,8 @@ def test_mlps(world_size: int) -> None:
             self.down_proj = nn.Linear(7, 6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+            y: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+            return y
 
     model = Block({"mlp": Mlp()}, lambda self, x: x + self.mlp(x))
     check(model, {"mlp": MLP()}, world_size, data(2, 3, 6))
@@ -242,7 +246,8 @@ class Heads(nn.Module):
             found = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         q, k, v = (y.unflatten(-1, (-1, self.width)).transpose(1, 2) for y in found)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out: torch.Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+        return out
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -282,7 +287,8 @@ class Tables(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = [bag(x % len(bag.get_parameter("weight"))) for bag in self.bags.values()]
-        return self.top(torch.cat(found, dim=-1))  # type: ignore[no-any-return]
+        y: torch.Tensor = self.top(torch.cat(found, dim=-1))
+        return y
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
@@ -332,7 +338,7 @@ def test_a_module_that_does_not_fit_is_refused(
 
 def test_wrong_arguments_are_refused_where_they_are_given() -> None:
     with pytest.raises(TypeError, match=r"Rowwise\.output: expected text of a spec"):
-        Rowwise(output=3)  # type: ignore[arg-type]
+        Rowwise(output=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match=r"expected one of .*chunk.*, got rows"):
         Columnwise("rows(0)")
     with pytest.raises(ValueError, match=r"Attention\.num_kv_heads: expected a whole number >= 1"):

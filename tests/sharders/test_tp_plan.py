@@ -49,6 +49,6 @@ def test_styles_of_local_code_are_refused_by_name() -> None:
     with pytest.raises(ShardingPlanError, match=r"got 'experts': 'local', 'router': 'ep_router'\."):
         shardwise.from_tp_plan(wrong)
     with pytest.raises(TypeError, match="expected a style by path, got 'q': 3"):
-        shardwise.from_tp_plan({"q": 3})  # type: ignore[dict-item]
+        shardwise.from_tp_plan({"q": 3})  # type: ignore[dict-item]  # wrong on purpose
     with pytest.raises(TypeError, match="tp_plan: expected a dict, got str"):
-        shardwise.from_tp_plan("colwise")  # type: ignore[arg-type]
+        shardwise.from_tp_plan("colwise")  # type: ignore[arg-type]  # wrong on purpose

@@ -129,14 +129,14 @@ def test_a_shape_of_floats_is_refused_also_when_its_layout_is_known() -> None:
 
 
 def test_whole_numbers_of_numpy_and_torch_will_do_everywhere() -> None:
-    number = np.int64
+    number: Any = np.int64
+    sizes: Any = np.array([1, 3])
+    ranks: Any = torch.arange(2)
     plain = shardwise.grid([2, [1, 3]], ranks=[0, 1, [2, 3], 4])
     cells: Any = [number(0), torch.tensor(1), np.array([2, 3]), number(4)]
-    assert shardwise.grid([number(2), np.array([1, 3])], ranks=cells) == plain  # type: ignore[list-item]
-    assert shardwise.chunk(number(0), np.array([1, 3]), torch.arange(2)) == shardwise.chunk(  # type: ignore[arg-type]
-        0, [1, 3], [0, 1]
-    )
-    blocks = shardwise.block_cyclic(number(0), number(2), range(2))  # type: ignore[arg-type]
+    assert shardwise.grid([number(2), sizes], ranks=cells) == plain
+    assert shardwise.chunk(number(0), sizes, ranks) == shardwise.chunk(0, [1, 3], [0, 1])
+    blocks = shardwise.block_cyclic(number(0), number(2), range(2))
     assert blocks == shardwise.block_cyclic(0, 2, [0, 1])
     sections: Any = np.array([4, 2])
     assert shardwise.fused(0, sections, [0, 1]) == shardwise.fused(0, [4, 2], [0, 1])

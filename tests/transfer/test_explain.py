@@ -187,7 +187,7 @@ def test_many_ranks_are_cut_to_the_busiest() -> None:
     assert text.endswith("... and 995 more, each sending at most 8 B and receiving at most 8 B")
     assert "rank  sent" not in plan.explain(max_lines=0)
     with pytest.raises(ArgumentTypeError, match="max_lines"):
-        plan.explain(max_lines=None)  # type: ignore[arg-type]
+        plan.explain(max_lines=None)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_the_repr_is_one_line_and_makes_nothing() -> None:

@@ -217,7 +217,7 @@ def test_layouts_of_two_shapes_have_no_plan() -> None:
 def test_a_spec_in_place_of_a_layout_gets_a_hint() -> None:
     layout = shardwise.replicate(ranks=[0]).layout((4,))
     with pytest.raises(ArgumentTypeError, match=r"target of a plan: .*Call spec.layout\(shape\)"):
-        plan_reshard(layout, shardwise.replicate(ranks=[0]), 4)  # type: ignore[arg-type]
+        plan_reshard(layout, shardwise.replicate(ranks=[0]), 4)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ArgumentValueError, match="itemsize"):
         plan_reshard(layout, layout, 0)
 

@@ -234,4 +234,4 @@ def test_a_layout_with_other_ranks_is_not_relabelled() -> None:
     with pytest.raises(PlanError, match=r"got rank 5 and 1 others. Pass every target to relabel"):
         found.apply(other)
     with pytest.raises(ArgumentTypeError, match=r"layout: expected a Layout, got int. Call spec.l"):
-        found.apply(3)  # type: ignore[arg-type]
+        found.apply(3)  # type: ignore[arg-type]  # wrong on purpose

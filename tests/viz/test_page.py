@@ -39,7 +39,8 @@ def data_of(page: str) -> dict[str, Any]:
 
 def numbers(packed: dict[str, Any]) -> list[int]:
     text = base64.b64decode(packed["bytes"])
-    return np.frombuffer(text, f"<u{packed['width']}").tolist()  # type: ignore[no-any-return]
+    found: list[int] = np.frombuffer(text, f"<u{packed['width']}").tolist()
+    return found
 
 
 def boxes(packed: dict[str, Any], cuts: list[list[str]]) -> list[str]:

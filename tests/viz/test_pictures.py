@@ -8,7 +8,7 @@ import struct
 import sys
 import xml.etree.ElementTree as ET
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -35,8 +35,8 @@ needs_matplotlib = pytest.mark.skipif(
 )
 
 
-def saved_svg(picture_of: Layout | TransferPlan, folder: Path, **options: object) -> ET.Element:
-    path = save_picture(picture_of, folder / "picture.svg", **options)  # type: ignore[arg-type]
+def saved_svg(picture_of: Layout | TransferPlan, folder: Path, **options: Any) -> ET.Element:
+    path = save_picture(picture_of, folder / "picture.svg", **options)
     return ET.fromstring(path.read_text())
 
 
@@ -236,17 +236,17 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     ):
         save_picture(PLAN, "a.gif")
     with pytest.raises(ArgumentTypeError, match=r"a Layout or a TransferPlan, got int"):
-        save_picture(3, tmp_path / "a.svg")  # type: ignore[arg-type]
+        save_picture(3, tmp_path / "a.svg")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ArgumentValueError, match="max_slices"):
         save_picture(PLAN, tmp_path / "a.svg", max_slices=0)
     with pytest.raises(ArgumentTypeError, match="path of a picture: expected a path"):
-        save_picture(PLAN, 5)  # type: ignore[arg-type]
+        save_picture(PLAN, 5)  # type: ignore[arg-type]  # wrong on purpose
     for draw in (html_page, partial(save_picture, path=tmp_path / "a.html")):
         with pytest.raises(ArgumentValueError, match="itemsize"):
             draw(PLAN.source, itemsize=0)
         with pytest.raises(ArgumentTypeError, match="title: expected a str or None, got int"):
-            draw(PLAN, title=3)  # type: ignore[arg-type]
+            draw(PLAN, title=3)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ArgumentTypeError, match="a Layout or a TransferPlan, got int"):
-            draw(3)  # type: ignore[arg-type]
+            draw(3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ArgumentTypeError, match="title"):
-        save_picture(PLAN, tmp_path / "a.svg", title=3)  # type: ignore[arg-type]
+        save_picture(PLAN, tmp_path / "a.svg", title=3)  # type: ignore[arg-type]  # wrong on purpose

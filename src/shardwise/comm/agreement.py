@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, EarlyFlight
 
 __all__ = [
-    "Agreeing",
+    "Agreement",
     "agree",
     "agreed_bytes",
     "agreed_numbers",
     "by_rank",
     "explain",
     "heard_by_all",
-    "start_agreeing",
+    "to_agree_on",
 ]
 
 _DIGEST_BYTES = 16
@@ -60,12 +60,12 @@ def agree(
     nothing is compared, they raise it once they have waited for this rank in vain.
     `phrases` are added to the message where a value of that name differs.
     """
-    agreeing = start_agreeing(what, values, group=group, hot=hot, problem=problem, phrases=phrases)
-    if agreeing is not None:
-        agreeing.reach()
+    agreement = to_agree_on(what, values, group=group, hot=hot, problem=problem, phrases=phrases)
+    if agreement is not None:
+        agreement.reach()
 
 
-def start_agreeing(
+def to_agree_on(
     what: str,
     values: Mapping[str, object],
     *,
@@ -73,11 +73,11 @@ def start_agreeing(
     hot: bool = False,
     problem: Exception | None = None,
     phrases: Mapping[str, str] | None = None,
-) -> Agreeing | None:
-    """As `agree`, which `reach` of the result waits for; None where nothing is compared.
+) -> Agreement | None:
+    """As `agree`, which `reach` of the result does; None where nothing is compared.
 
-    What comes next is prepared meanwhile, or even sent, see `Agreeing.flight`. A `problem` is
-    raised at once.
+    What comes next is prepared before, or even sent, see `Agreement.flight`. A `problem` is raised
+    here.
     """
     if len(group.ranks) == 1 or not should_check(hot=hot):
         if problem is None:
@@ -85,25 +85,25 @@ def start_agreeing(
         if len(group.ranks) > 1:
             group.tell(problem)  # [Note: who raised] in `watch.py`
         raise problem
-    agreeing = Agreeing(what, values, group, problem, phrases)
+    agreement = Agreement(what, values, group, problem, phrases)
     if problem is not None:
-        agreeing.reach()
+        agreement.reach()
         raise problem  # all ranks have the same one
-    return agreeing
+    return agreement
 
 
-class Agreeing:
-    """An agreement under way: the digests fly.
+class Agreement:
+    """What all ranks of a group are to agree on.
 
-    [Note: early messages] Messages of what is to be agreed on may fly beside the digests, since the
-    wait for these is as long as a small exchange. Such a message has a tag that is made of its
+    [Note: early messages] Messages of what is to be agreed on may leave before the digests, since
+    the wait for these is as long as a small exchange. Such a message has a tag that is made of its
     sender's digest, so it lands only where the receiver has the same. Once ranks are known to
     differ, each waits for the messages between it and those of its own digest, leaves the others,
     which nothing will ever meet, and raises. Tags of a later agreement are different ones, because
     they contain how often ranks have differed, which all know.
     """
 
-    __slots__ = ("_comparing", "_group", "_own", "_phrases", "_problem", "_tag", "_values", "_what")
+    __slots__ = ("_group", "_own", "_phrases", "_problem", "_tag", "_values", "_what")
 
     def __init__(
         self,
@@ -116,7 +116,6 @@ class Agreeing:
         self._what, self._values, self._group = what, values, group
         self._problem, self._phrases = problem, phrases
         self._own = _digest(what, values, problem)
-        self._comparing = group.start_comparing(self._own, timeout=check_timeout())
         mark, count = int.from_bytes(self._own[:4]) % _NUM_MARKS, group.num_disagreements
         has_tag = count < _MOST_DISAGREEMENTS
         self._tag = _EARLY_TAG + count * _NUM_MARKS + mark if has_tag else None
@@ -135,7 +134,7 @@ class Agreeing:
         own, group = self._own, self._group
         try:
             with recorded("compare arguments", group, len(own)):
-                digests = self._comparing()
+                digests = group.compare(own, timeout=check_timeout())
         except AbsentRanksError as error:
             error.add_note(f"Compared were the arguments of {self._what}.")
             raise
@@ -210,7 +209,7 @@ def agreed_bytes(
     try:
         with recorded(doing, group, len(sent)):
             limit = check_timeout() if timeout is None else timeout
-            found = [sent] if is_alone else group.start_comparing(sent, timeout=limit)()
+            found = [sent] if is_alone else group.compare(sent, timeout=limit)
     except AbsentRanksError as error:
         error.add_note(f"Compared were the arguments of {what}.")
         raise

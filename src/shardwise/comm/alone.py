@@ -10,8 +10,6 @@ from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import ArgumentValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardwise.comm.communicator import Communicator, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
@@ -54,8 +52,8 @@ class Alone:
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """What one rank has, it has sent."""
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
-        return lambda: [digest]
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+        return [digest]
 
     def tell(self, problem: Exception) -> None:
         """Nobody waits."""

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     import torch
 
@@ -89,11 +89,10 @@ class Communicator(Protocol):
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """In place, every rank's `tensor` becomes that of rank `source`."""
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
-        """What it returns gives everybody's digest (of one length), in order of group rank.
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
+        """Everybody's digest (of one length), in order of group rank.
 
-        That raises `AbsentRanksError` if some have not come after `timeout` seconds. It is called
-        before anything else is exchanged.
+        Raises `AbsentRanksError` if some have not come after `timeout` seconds.
         """
 
     def tell(self, problem: Exception) -> None:

@@ -37,7 +37,7 @@ from shardwise.transfer import plan_reshard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shardwise.comm.agreement import Agreeing
+    from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer import TransferPlan
 
@@ -183,23 +183,23 @@ def exchange(
     carriers: Carriers,
     *,
     out: Sequence[torch.Tensor] | None = None,
-    agreeing: Agreeing | None = None,
+    agreement: Agreement | None = None,
 ) -> Carriers:
     """The carriers in the target layout. Every rank of the group calls it.
 
     Differentiable any number of times; for values only are `out`, the tensors to fill, and
-    `agreeing`, as in `execute`.
+    `agreement`, as in `execute`.
     """
     if torch.is_grad_enabled() and any([carrier.requires_grad for carrier in carriers]):
         assert out is None
-        assert agreeing is None
+        assert agreement is None
         if not job.is_differentiable:
             _check_differentiable(job)
-        found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]
+        found: Carriers = _Exchange.apply(job, *carriers)  # type: ignore[no-untyped-call]  # torch's
         return found
     if job.work is not None and job.changes_nothing:
         return _one_per_work(job, carriers)
-    moved = _moved(job, carriers, out=out, agreeing=agreeing)
+    moved = _moved(job, carriers, out=out, agreement=agreement)
     return moved if job.work is None else _one_per_work(job, moved)
 
 
@@ -214,7 +214,7 @@ def _moved(
     carriers: Carriers,
     *,
     out: Sequence[torch.Tensor] | None = None,
-    agreeing: Agreeing | None = None,
+    agreement: Agreement | None = None,
 ) -> Carriers:
     plan, shards, out, dtype, device, _ = transfer_of(job, carriers, out=out)
     moved = execute(
@@ -225,7 +225,7 @@ def _moved(
         device=device,
         group=job.members,
         max_bytes=job.max_bytes,
-        agreeing=agreeing,
+        agreement=agreement,
     )
     count_writes(out or ())
     return carriers_of(moved, dtype=carriers[0].dtype, device=home_of(job, carriers))

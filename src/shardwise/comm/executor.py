@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from shardwise.comm.agreement import Agreeing
+    from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator
     from shardwise.transfer.program import (
         MessagePart,
@@ -61,13 +61,13 @@ def execute(
     device: torch.device | str | None = None,
     group: ProcessGroup | Communicator | None = None,
     max_bytes: int | None = None,
-    agreeing: Agreeing | None = None,
+    agreement: Agreement | None = None,
 ) -> list[torch.Tensor]:
     """This rank's shards in the plan's target layout; arguments as in `Transfer`.
 
     Every rank of `group` calls it, also those that hold nothing. The plan's ranks are global and
-    must be in the group. `max_bytes` caps the staging. `agreeing` is what all ranks are about to
-    agree on, if that is still under way. No gradients: values only.
+    must be in the group. `max_bytes` caps the staging. `agreement` is what all ranks are yet to
+    agree on. No gradients: values only.
     """
     if out is None and device is None and max_bytes is None:
         members = communicator(group)
@@ -80,11 +80,11 @@ def execute(
             and not is_debugging()
         ):
             outputs = new_outputs(known, shards, members.wire_device)
-            run_short(known.short, shards, outputs, members, agreeing)
+            run_short(known.short, shards, outputs, members, agreement)
             return outputs
-    if agreeing is not None:
-        agreeing.reach()
-        group = agreeing.apart
+    if agreement is not None:
+        agreement.reach()
+        group = agreement.apart
     transfer = Transfer(plan, shards, out, dtype, device)
     return execute_all([transfer], group=group, max_bytes=max_bytes)[0]
 

@@ -29,7 +29,7 @@ def fetch(asked: Asked, carriers: Carriers) -> Carriers:
     `carriers` are those of the table. Differentiable any number of times, if asked with `adds`.
     """
     if torch.is_grad_enabled() and any(carrier.requires_grad for carrier in carriers):
-        found: Carriers = _Fetch.apply(asked, *carriers)  # type: ignore[no-untyped-call]
+        found: Carriers = _Fetch.apply(asked, *carriers)  # type: ignore[no-untyped-call]  # torch's
         return found
     return _fetched(asked, carriers)
 
@@ -49,7 +49,7 @@ class _Fetch(torch.autograd.Function):
         with doing(f"backward of {ctx.op or 'fetch'}") if TRACES else nullcontext():
             if not torch.is_grad_enabled():
                 return None, *_given(ctx.asked, grads)
-            return None, *_Give.apply(ctx.asked, *grads)  # type: ignore[no-untyped-call]
+            return None, *_Give.apply(ctx.asked, *grads)  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Give(torch.autograd.Function):

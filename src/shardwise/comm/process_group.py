@@ -18,8 +18,6 @@ from shardwise.comm.watch import Watch
 from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
@@ -147,10 +145,10 @@ class ProcessGroupCommunicator:
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         dist.broadcast(tensor, group=self._group, group_src=self.ranks.group_rank(source))
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         if len(self.ranks) == 1:
-            return lambda: [digest]
-        return self._roll_call.start(self._group, digest, timeout=timeout)
+            return [digest]
+        return self._roll_call.compare(self._group, digest, timeout=timeout)
 
     def tell(self, problem: Exception) -> None:
         self._watch.tell(problem)

@@ -23,8 +23,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,8 +32,6 @@ from shardwise.errors import AbsentRanksError
 from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch.distributed as dist
 
     from shardwise._torch_compat import Store
@@ -60,7 +57,7 @@ class _Verdict:
 
 
 class RollCall:
-    """The numbered exchanges of a group, in which every rank calls `start` equally often.
+    """The numbered exchanges of a group, in which every rank calls `compare` equally often.
 
     `closes` says that the backend ends a timed out exchange for all; see Note: Who did not come.
     """
@@ -77,18 +74,13 @@ class RollCall:
         self._verdict: _Verdict | None = None
         self._kept: object = None
 
-    def start(
-        self, group: dist.ProcessGroup, digest: bytes, *, timeout: float
-    ) -> Callable[[], list[bytes]]:
-        """What it returns gives everybody's digest, in order of group rank."""
+    def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
+        """Everybody's digest, in order of group rank."""
         if self._verdict is not None:
-            return partial(self._give_up, self._verdict)
+            raise self._error(self._verdict)
         self._number += 1
         if self._closes and len(self._ranks) <= _FEW:
-            return self._start_directly(group, digest, timeout)
-        return partial(self._compare, group, digest, timeout)
-
-    def _compare(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> list[bytes]:
+            return self._compare_directly(group, digest, timeout)
         book = self._book(group)
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
         output = torch.empty(len(digest) * len(self._ranks), dtype=torch.uint8, device=mine.device)
@@ -109,46 +101,42 @@ class RollCall:
         flat = output.cpu().numpy().tobytes()
         return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
 
-    def _start_directly(
+    def _compare_directly(
         self, group: dist.ProcessGroup, digest: bytes, timeout: float
-    ) -> Callable[[], list[bytes]]:
+    ) -> list[bytes]:
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         me = self._ranks.group_rank(self._rank)
         heard = {at: torch.empty_like(mine) for at in range(len(self._ranks)) if at != me}
-        sends: list[dist.Work] = []
-        receives: dict[int, dist.Work] = {}
-        gone: RuntimeError | None = None
         began = time.monotonic()
-        for at, box in heard.items():
-            try:
-                receives[at] = group.recv([box], at, _TAG)
-                sends.append(group.send([mine], at, _TAG))
-            except RuntimeError as error:  # the others are to hear of this rank all the same
-                gone = error
-
-        def wait() -> list[bytes]:
-            silent = list(heard)  # from whom nothing has come yet
-            try:
-                for at, work in receives.items():
-                    _wait_until(work, began + timeout)
-                    silent.remove(at)
-                for work in sends:
-                    _wait_until(work, began + timeout)
-                if gone is not None:
-                    raise gone
-            except RuntimeError as error:
-                waited = time.monotonic() - began
-                timed_out = waited >= timeout
-                come = {at for at in silent[1:] if at in receives and _has_come(receives[at])}
-                absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
-                self._kept = heard, mine  # which gloo may still write and read
-                self._verdict = self._book(group).judge(
-                    timeout if timed_out else waited, timed_out=timed_out, absent=absent
-                )
-                raise self._error(self._verdict) from error
-            return [digest if at == me else _bytes(heard[at]) for at in range(len(self._ranks))]
-
-        return wait
+        silent = list(heard)  # from whom nothing has come yet
+        works: dict[int, dist.Work] = {}
+        sends: list[dist.Work] = []
+        try:
+            gone = None
+            for at, box in heard.items():
+                try:
+                    works[at] = group.recv([box], at, _TAG)
+                    sends.append(group.send([mine], at, _TAG))
+                except RuntimeError as error:  # the others are to hear of this rank all the same
+                    gone = error
+            for at, work in works.items():
+                _wait_until(work, began + timeout)
+                silent.remove(at)
+            for work in sends:
+                _wait_until(work, began + timeout)
+            if gone is not None:
+                raise gone
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            timed_out = waited >= timeout
+            come = {at for at in silent[1:] if at in works and _has_come(works[at])}
+            absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
+            self._kept = heard, mine  # which gloo may still write and read
+            self._verdict = self._book(group).judge(
+                timeout if timed_out else waited, timed_out=timed_out, absent=absent
+            )
+            raise self._error(self._verdict) from error
+        return [digest if at == me else _bytes(heard[at]) for at in range(len(self._ranks))]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
         return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
@@ -179,10 +167,7 @@ class RollCall:
     def _raise_if_given_up(self, book: _Book) -> None:
         self._verdict = book.verdict()
         if self._verdict is not None:
-            self._give_up(self._verdict)
-
-    def _give_up(self, verdict: _Verdict) -> NoReturn:
-        raise self._error(verdict)
+            raise self._error(self._verdict)
 
     def _error(self, verdict: _Verdict) -> AbsentRanksError:
         absent = ranks_text(verdict.absent) if verdict.absent else "some ranks"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from shardwise.comm.agreement import Agreeing
+    from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator, Flight
     from shardwise.geometry import ReduceOp
     from shardwise.transfer import RankProgram
@@ -123,20 +123,20 @@ def run_short(
     shards: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     members: Communicator,
-    agreeing: Agreeing | None = None,
+    agreement: Agreement | None = None,
 ) -> None:
     """Fills the outputs, which are contiguous and, as the shards, where messages leave.
 
-    `agreeing` as in `execute`: what it is about is reached before anything else is waited for.
+    `agreement` as in `execute`: what it is about is reached before anything else is waited for.
     """
     held = (shards, outputs)
     early = None
-    if agreeing is not None:
-        early = agreeing.flight()
+    if agreement is not None:
+        early = agreement.flight()
         if early is None:
-            agreeing.reach()
+            agreement.reach()
         if early is None or len(short.rounds) > 1:
-            members = agreeing.apart
+            members = agreement.apart
     for receives, sends, copies, sums in short.rounds:
         flight = members.flight() if early is None else early
         landings: list[torch.Tensor] = []
@@ -162,8 +162,8 @@ def run_short(
             target = target if there is None else target[there]
             target.copy_(source if region is None else source[region])
         if early is not None:
-            assert agreeing is not None
-            agreeing.reach(early)
+            assert agreement is not None
+            agreement.reach(early)
             early = None
         for one in sums:
             _add_up(one, held, landings, flight, short.op)

@@ -13,7 +13,6 @@ import traceback
 from collections import defaultdict, deque
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 import torch
@@ -282,10 +281,7 @@ class SimulatedCommunicator:
 
     # -- agreement ----------------------------------------------------------------------------
 
-    def start_comparing(self, digest: bytes, *, timeout: float) -> Callable[[], list[bytes]]:
-        return partial(self._compare, digest)
-
-    def _compare(self, digest: bytes) -> list[bytes]:
+    def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         try:
             return self._meet("compare", digest)
         except _Deadlock:

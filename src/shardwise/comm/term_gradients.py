@@ -37,7 +37,7 @@ def merge_terms(grads: Carriers, layout: Layout, rank: int) -> Carriers:
     """One gradient for the addends of a box that this rank holds, which are all the same."""
     if layout.pending is None or not torch.is_grad_enabled():
         return first_terms(grads, layout, rank)
-    found: Carriers = _Merge.apply(layout, rank, *grads)  # type: ignore[no-untyped-call]
+    found: Carriers = _Merge.apply(layout, rank, *grads)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 
@@ -65,7 +65,7 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *_ToLowest.apply(ctx.layout, ctx.rank, *grads)  # type: ignore[no-untyped-call]
+        return None, None, *_ToLowest.apply(ctx.layout, ctx.rank, *grads)  # type: ignore[no-untyped-call]  # torch's
 
 
 class _ToLowest(torch.autograd.Function):

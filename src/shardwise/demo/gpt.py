@@ -59,7 +59,8 @@ class Words(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors of ids, with those of their positions."""
         places = torch.arange(ids.shape[1], device=ids.device)
-        return self.token(ids) + self.position(places)  # type: ignore[no-any-return]
+        found: torch.Tensor = self.token(ids) + self.position(places)
+        return found
 
 
 class Attention(nn.Module):
@@ -77,7 +78,8 @@ class Attention(nn.Module):
             part.unflatten(2, (-1, self.head)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        found: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return found
 
 
 class MLP(nn.Module):
@@ -90,7 +92,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same of every position."""
-        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
+        found: torch.Tensor = self.down(F.gelu(self.up(x)))
+        return found
 
 
 class Block(nn.Module):
@@ -106,7 +109,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What comes in, and what attention and the MLP add."""
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class GPT(nn.Module):
@@ -127,9 +131,9 @@ class GPT(nn.Module):
         for block in self.blocks:
             again = self.config.checkpointed
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
-        logits = self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
         if targets is None:
-            return logits  # type: ignore[no-any-return]
+            return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

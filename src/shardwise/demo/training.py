@@ -56,7 +56,8 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item()  # type: ignore[no-any-return]
+        value: float = loss.item()
+        return value
 
     def state(self, step: int, generator: torch.Generator) -> dict[str, Any]:
         """What a checkpoint has to hold, so that a run goes on as if it had not ended."""

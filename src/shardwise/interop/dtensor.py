@@ -293,7 +293,7 @@ def _local(carriers: Sequence[torch.Tensor], state: State, layout: Layout) -> to
     if len(full) == 1:
         return held[full[0]]
     pieces = [held[box] for box in full]
-    joined: torch.Tensor = _Join.apply(full, *pieces)  # type: ignore[no-untyped-call]
+    joined: torch.Tensor = _Join.apply(full, *pieces)  # type: ignore[no-untyped-call]  # torch's
     return joined
 
 
@@ -341,7 +341,7 @@ def _with_term_gradients(carriers: Carriers, state: State, *, up: bool) -> Carri
     """The same, passing gradients of a pending mean's terms. [Note: gradients of a DTensor]"""
     if state.layout.pending != "avg" or not any(c.requires_grad for c in carriers):
         return carriers
-    found: Carriers = _TermGradients.apply(state.layout, state.rank, up, *carriers)  # type: ignore[no-untyped-call]
+    found: Carriers = _TermGradients.apply(state.layout, state.rank, up, *carriers)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 

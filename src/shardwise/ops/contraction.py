@@ -70,7 +70,7 @@ class _Spot(NamedTuple):
         if self.zeros is not None:
             return _zero(found).expand(self.zeros)
         found = found if self.part is None else found[self.part]
-        return _Muted.apply(found) if self.is_muted else found  # type: ignore[no-untyped-call]
+        return _Muted.apply(found) if self.is_muted else found  # type: ignore[no-untyped-call]  # torch's
 
     @property
     def is_whole(self) -> bool:
@@ -88,7 +88,7 @@ class _Muted(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
             return grad
-        found: torch.Tensor = _Echo.apply(grad)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Echo.apply(grad)  # type: ignore[no-untyped-call]  # torch's
         return found
 
 
@@ -101,7 +101,7 @@ class _Echo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _Muted.apply(grad)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Muted.apply(grad)  # type: ignore[no-untyped-call]  # torch's
         return found
 
 

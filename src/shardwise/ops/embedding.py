@@ -61,7 +61,7 @@ def pool(
 @own_function
 def scale_gradient(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """`x`, whose gradient is multiplied by `factor`; where that is 0, whatever it is."""
-    scaled: torch.Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
+    scaled: torch.Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]  # torch's
     return scaled
 
 

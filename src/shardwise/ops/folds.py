@@ -100,7 +100,7 @@ def vector_norm(reduced: Reduced, p: float, dtype: torch.dtype | None) -> Fold:
     def lift(piece: torch.Tensor, box: Box) -> Tensors:
         norm = torch.linalg.vector_norm(piece, p, reduced.dims, keepdim=True, dtype=dtype)
         if p == 0:
-            norm = _Attributed.apply(norm.detach(), torch.zeros_like(piece), piece)  # type: ignore[no-untyped-call]
+            norm = _Attributed.apply(norm.detach(), torch.zeros_like(piece), piece)  # type: ignore[no-untyped-call]  # torch's
         return (norm.unsqueeze(0),)
 
     def merge(partials: Tensors) -> Tensors:
@@ -193,7 +193,7 @@ def moments(
             var, mean = torch.var_mean(wide, reduced.dims, correction=0, keepdim=True)
             square, parts = var * count, [mean.real, mean.imag]
         else:
-            square, *parts = _Deviations.apply(wide, reduced.dims)  # type: ignore[no-untyped-call]
+            square, *parts = _Deviations.apply(wide, reduced.dims)  # type: ignore[no-untyped-call]  # torch's
         return (torch.stack([torch.full_like(square, count), square, *parts]),)
 
     def merge(partials: Tensors) -> Tensors:
@@ -283,7 +283,7 @@ def extreme(
         weights = weights / total
         if nan_gradient == "zero":
             weights = weights.nan_to_num(0.0)
-        found = _Attributed.apply(value, weights, values)  # type: ignore[no-untyped-call]
+        found = _Attributed.apply(value, weights, values)  # type: ignore[no-untyped-call]  # torch's
         return (torch.stack([found, total]),)
 
     identity = (lowest(torch.float32, largest=largest), 0.0)

@@ -93,8 +93,10 @@ class Form:
         self, invoke: Invoke, tensors: Sequence[torch.Tensor], space: Box
     ) -> Sequence[torch.Tensor]:
         """What a block gives, one per output."""
-        is_own = self.run is None or self.is_own(space)
-        found = invoke(*tensors) if is_own else self.run(invoke, tensors, space)  # type: ignore[misc]
+        if self.run is None or self.is_own(space):
+            found = invoke(*tensors)
+        else:
+            found = self.run(invoke, tensors, space)
         return found if self.others else (found,)
 
     def inside(self, space: Box, piece: Box) -> Box:

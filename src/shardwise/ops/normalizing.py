@@ -81,7 +81,7 @@ def scaled(
     affine: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
     """`(x - mean) * scale`, then weight and bias, with its own backward."""
-    found: torch.Tensor = _Scaled.apply(x, mean, scale, *affine)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Scaled.apply(x, mean, scale, *affine)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 

@@ -247,7 +247,7 @@ def _known_of(
     if not is_wrong.is_cpu:
         index = torch.where(is_wrong, -1, index)  # so that the device says it
     weight = None if weight is None else weight.detach().to(piece.dtype)
-    values = _Values.apply(  # type: ignore[no-untyped-call]
+    values = _Values.apply(  # type: ignore[no-untyped-call]  # torch's
         piece, index, is_here, weight, dim, options.is_log, bool(options.smoothing)
     )
     known = dict(zip(("picked", "total", "dense"), values, strict=False))

@@ -107,7 +107,7 @@ def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
         return wide_dtype(given if dtype is None else dtype)
 
     def start(piece: torch.Tensor, box: Box) -> torch.Tensor:
-        total: torch.Tensor = _LogSumExp.apply(piece, dim)  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _LogSumExp.apply(piece, dim)  # type: ignore[no-untyped-call]  # torch's
         return total.unsqueeze(0)
 
     def end(piece: torch.Tensor, statistics: torch.Tensor, box: Box) -> torch.Tensor:

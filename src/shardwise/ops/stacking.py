@@ -77,7 +77,7 @@ def side_by_side(pieces: Sequence[torch.Tensor]) -> torch.Tensor | None:
     memory = first.untyped_storage()
     if end > memory.data_ptr() + memory.nbytes() or end == start:
         return None  # of other tensors, which happen to come next
-    found: torch.Tensor = _SideBySide.apply(*pieces)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _SideBySide.apply(*pieces)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 

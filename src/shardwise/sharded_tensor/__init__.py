@@ -1,7 +1,6 @@
 """Layer 7: the sharded tensor."""
 
-# Imported for their handlers of torch functions.
-from shardwise.sharded_tensor import (  # noqa: F401
+from shardwise.sharded_tensor import (  # noqa: F401  # for their handlers of torch functions
     autograd,
     backward,
     comparing,
@@ -24,7 +23,7 @@ from shardwise.sharded_tensor import (  # noqa: F401
 )
 
 # The seed's submodules, which its users reach as attributes of this one.
-from shardwise.sharded_tensor import api, logger, reshard, utils  # noqa: F401  # isort: skip
+from shardwise.sharded_tensor import api, logger, reshard, utils  # noqa: F401  # the seed's  # isort: skip
 from shardwise.sharded_tensor.dispatch import _sharded_op_impl, custom_sharded_op_impl
 from shardwise.sharded_tensor.distributing import (
     as_local_rows,

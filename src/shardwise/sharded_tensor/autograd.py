@@ -105,20 +105,20 @@ def _grad(tensor: ShardedTensor) -> ShardedTensor | None:
         if is_first and (len(grads) == 1 or all(map(_has_grad, carriers[1:], grads[1:]))):
             return shown
         state.shown_grad = None
-    given = [carrier.grad for carrier in carriers]
-    num_missing = sum([grad is None for grad in given])
-    if num_missing == len(given):
+    given = [grad for carrier in carriers if (grad := carrier.grad) is not None]
+    if not given:
         return None
-    if not num_missing and state.layout.pending is None:  # nothing to add, and nothing to merge
-        state.shown_grad = shown = wrap(state.with_carriers(given))  # type: ignore[arg-type]
+    # Nothing to add, and nothing to merge.
+    if len(given) == len(carriers) and state.layout.pending is None:
+        state.shown_grad = shown = wrap(state.with_carriers(given))
         return shown
     with torch.no_grad():
         held = tuple([_held_grad(carrier) for carrier in carriers])
         found = gradient_state(state, held)
     assert found is not None
     if state.layout.pending is None or not has_several(state.layout):
-        state.shown_grad = wrap(found)
-        return state.shown_grad  # type: ignore[no-any-return]
+        state.shown_grad = shown = wrap(found)
+        return shown
     # One gradient, shown for several addends.
     return wrap(found.map(torch.clone, view_of=(Seen.now(held),)))
 
@@ -161,7 +161,7 @@ def _delete_grad(tensor: ShardedTensor) -> None:
 
 
 # Past `__torch_function__`; see `is_sparse` in `tensor.py`.
-setattr(ShardedTensor, "grad", property(_grad, _set_grad, _delete_grad))  # noqa: B010  # mypy
+setattr(ShardedTensor, "grad", property(_grad, _set_grad, _delete_grad))  # noqa: B010  # mypy refuses `=`
 
 
 def checked_grad(state: State, value: object) -> State:

@@ -42,7 +42,7 @@ def _backward(
 
 
 # As a method, since the way by which torch asks for it takes longer than many a backward.
-ShardedTensor.backward = _backward  # type: ignore[assignment]
+ShardedTensor.backward = _backward  # type: ignore[assignment]  # of sharded tensors only
 
 
 def _are_ones(state: State) -> bool:

@@ -92,7 +92,7 @@ def run_pieces(
     if decision.then is not None:
         made = _afterwards(decision.then, made, pieces)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
-        made[0].spec = found[known.like].spec  # type: ignore[union-attr]
+        made[0].spec = found[known.like].spec  # type: ignore[union-attr]  # `like` is sharded
     is_from_rows = any([state.is_from_rows for state in states])
     view_of = _lost(decision, first) if decision.is_view else ()
     beside = _beside(first) if decision.is_view else ()
@@ -199,7 +199,7 @@ def _of_one_graph(
     follow = [piece for held in pieces for piece in held if piece.requires_grad]
     if len(follow) < 2:
         return pieces
-    found = iter(_OneGraph.apply(*follow))  # type: ignore[no-untyped-call]
+    found = iter(_OneGraph.apply(*follow))  # type: ignore[no-untyped-call]  # torch's
     return [[next(found) if one.requires_grad else one for one in held] for held in pieces]
 
 

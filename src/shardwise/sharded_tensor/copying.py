@@ -197,9 +197,10 @@ def _in_layout_of(state: State, source: torch.Tensor) -> State:
             expected=f"a source that broadcasts to {shape}",
             got=given,
         )
-    if isinstance(source, ShardedTensor):
-        return reshard_state(source.expand(shape)._state, state.layout)  # type: ignore[attr-defined]
-    full = cut_state(source.expand(shape), state, layout=state.layout.bar)
+    wide = source.expand(shape)
+    if isinstance(wide, ShardedTensor):
+        return reshard_state(wide._state, state.layout)
+    full = cut_state(wide, state, layout=state.layout.bar)
     return reshard_state(full, state.layout)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.arguments import whole_numbers
-from shardwise.comm.agreement import agree, agreed_numbers, start_agreeing
+from shardwise.comm.agreement import agree, agreed_numbers, to_agree_on
 from shardwise.comm.checks import should_check
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.process_group import communicator
@@ -68,11 +68,11 @@ def distribute(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     # The data fly beside what is compared. [Note: early messages] in `comm/agreement.py`
-    agreeing = start_agreeing(
+    agreement = to_agree_on(
         "distribute", values, group=members, problem=problem, phrases=SEED_PHRASES
     )
     with logged_phase("distributing", full.nbytes, members):
-        return scatter_one(full, members, src_rank=src_rank, agreeing=agreeing)
+        return scatter_one(full, members, src_rank=src_rank, agreement=agreement)
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -68,11 +68,14 @@ def _drop(
     if in_place:
         check_writable(tensor, func)
     if p == 1:
-        return tensor.mul_(0.0) if in_place else tensor * 0.0  # type: ignore[return-value]
+        return tensor.mul_(0.0) if in_place else tensor * 0.0  # type: ignore[return-value]  # both are sharded
     has_terms = state.layout.pending is not None
     if has_terms and (kind.is_alpha or state.layout.pending not in ("sum", "avg")):
         made = _dropped(settle(func, state), p, kind)
-        return tensor.copy_(made) if in_place else made  # type: ignore[return-value]
+        if not in_place:
+            return made
+        tensor.copy_(made)
+        return tensor
     if not in_place:
         return _dropped(state, p, kind)
     _drop_in_place(state, p, kind)

@@ -123,7 +123,7 @@ def _embedding_bag(
     ]
     if not results:
         ties = [tie] if share is None else [tie, share.carriers[0]]
-        results = [sum(one.reshape(-1)[:0] for one in ties)]  # type: ignore[list-item]
+        results = [sum(one.reshape(-1)[:0] for one in ties)]  # type: ignore[list-item]  # ties is not empty
     return wrapped(state, results, _layout_of_bags(state.layout, offsets, bags, weight.shape[1]))
 
 

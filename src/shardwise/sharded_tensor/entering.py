@@ -138,7 +138,7 @@ class _Elsewhere(torch.autograd.Function):
 
 def enter(entry: Entry, carriers: Carriers) -> Carriers:
     """The carriers of an input where it is to be; the gradient goes back as the entry learns."""
-    found: Carriers = _Enter.apply(entry, *carriers)  # type: ignore[no-untyped-call]
+    found: Carriers = _Enter.apply(entry, *carriers)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 
@@ -148,13 +148,13 @@ def tie(outputs: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor, bo
     They pass no gradient on to an input: not even zeros, unless the input says so.
     """
     tensors, has_zeros = zip(*inputs, strict=True)
-    found: Carriers = _Tie.apply(has_zeros, *outputs, *tensors)  # type: ignore[no-untyped-call]
+    found: Carriers = _Tie.apply(has_zeros, *outputs, *tensors)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 
 def leave_elsewhere(piece: torch.Tensor) -> torch.Tensor:
     """An output whose gradient goes back on other ranks. [Note: whose work]"""
-    found: torch.Tensor = _Elsewhere.apply(piece)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Elsewhere.apply(piece)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 

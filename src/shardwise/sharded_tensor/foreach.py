@@ -43,7 +43,7 @@ class Column(NamedTuple):
     def of(cls, tensors: Sequence[torch.Tensor]) -> Column:
         """Raises if a sharded tensor of them cannot be used."""
         if all([issubclass(kind, ShardedTensor) for kind in set(map(type, tensors))]):
-            return cls(tensors, states_of_all(tensors), is_sharded=True)  # type: ignore[arg-type]
+            return cls(tensors, states_of_all(tensors), is_sharded=True)  # type: ignore[arg-type]  # all are sharded
         there = [isinstance(tensor, ShardedTensor) for tensor in tensors]
         states = iter(states_of_all([t for t in tensors if isinstance(t, ShardedTensor)]))
         return cls(tensors, [next(states) if one else None for one in there], is_sharded=False)
@@ -51,7 +51,7 @@ class Column(NamedTuple):
     def flat(self, positions: Sequence[int] | None, counts: Sequence[int]) -> list[torch.Tensor]:
         """The local pieces, one after another; a plain tensor stands beside each piece."""
         if self.is_sharded and positions is None:
-            return list(chain.from_iterable([state.carriers for state in self.states]))  # type: ignore[union-attr]
+            return list(chain.from_iterable([state.carriers for state in self.states]))  # type: ignore[union-attr]  # all are sharded
         found: list[torch.Tensor] = []
         for k, count in zip(_all(self, positions), counts, strict=True):
             state = self.states[k]
@@ -208,14 +208,14 @@ def _all_alike(call: _Call) -> bool:
     """Whether `_is_alike` holds at all positions, if that is quickly seen."""
     if not call.lead.is_sharded:
         return False
-    layouts = [state.layout for state in call.lead.states]  # type: ignore[union-attr]
+    layouts = [state.layout for state in call.lead.states]  # type: ignore[union-attr]  # all are
     if any([layout.pending for layout in layouts]):
         return False
     for column in call.columns.values():
         if column is call.lead:
             continue
         if column.is_sharded:  # lists compare identity first
-            if [state.layout for state in column.states] != layouts:  # type: ignore[union-attr]
+            if [state.layout for state in column.states] != layouts:  # type: ignore[union-attr]  # all are
                 return False
         elif not column.is_plain_numbers:
             return False
@@ -256,7 +256,7 @@ def _wrapped(
             state.layout, tuple(held), state.rank, state.members, state.spec, state.process_group
         )
         if from_rows:
-            is_from_rows = any([c.states[k].is_from_rows for c in columns if c.states[k]])  # type: ignore[union-attr]
+            is_from_rows = any([one.is_from_rows for c in columns if (one := c.states[k])])
             made.is_from_rows = made.is_special = is_from_rows
         found.append(wrap(made))
     return found
@@ -296,8 +296,8 @@ def _brought(call: _Call) -> list[tuple[ShardedTensor, State]]:
             if state.layout != lead.layout:
                 assert isinstance(tensor, ShardedTensor)
                 announce_move(call.func, state, lead.layout)
-                column.states[k] = reshard_state(state, lead.layout)
-                moved.append((tensor, column.states[k]))  # type: ignore[arg-type]
+                column.states[k] = there = reshard_state(state, lead.layout)
+                moved.append((tensor, there))
     return moved
 
 

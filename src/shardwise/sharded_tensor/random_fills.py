@@ -136,7 +136,8 @@ def _uniform(
 ) -> ShardedTensor:
     low, high = names.get("from", a), names.get("to", b)
     if low == high:
-        return tensor.fill_(low)  # type: ignore[return-value]
+        tensor.fill_(low)
+        return tensor
     return _filled(tensor, partial(random.fill_uniform_, low=low, high=high), generator)
 
 
@@ -159,7 +160,8 @@ def _bernoulli(
         with torch.no_grad():  # a chance for each element, as `tensor` has them
             chances = torch.zeros_like(tensor, dtype=p.dtype) + p
             drawn = torch.bernoulli(chances, generator=generator)
-        return tensor.copy_(drawn)  # type: ignore[return-value]
+        tensor.copy_(drawn)
+        return tensor
     return _filled(tensor, partial(random.fill_bernoulli_, p=p), generator)
 
 

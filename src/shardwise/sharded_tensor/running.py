@@ -285,7 +285,7 @@ def _carry_out(
         return args[0]
     if piece is here[0]:
         return args[0]
-    spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]
+    spec = None if known.like is None else found[known.like].spec  # type: ignore[union-attr]  # `like` is sharded
     made = State(
         decision.outputs[0], (piece,), first.rank, first.members, spec, first.process_group
     )

@@ -22,7 +22,7 @@ from shardwise.sharding_spec.spec import ShardingSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.comm.agreement import Agreeing
+    from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Carriers, Exchange
     from shardwise.geometry import Layout
@@ -122,12 +122,12 @@ def scatter_one(
     members: Communicator,
     *,
     src_rank: int | None,
-    agreeing: Agreeing | None,
+    agreement: Agreement | None,
 ) -> ShardedTensor:
-    """The same of one tensor; `agreeing` is still under way."""
+    """The same of one tensor; `agreement` is yet to be reached."""
     job = _job(full, members, src_rank)
     with torch.no_grad():
-        moved = exchange(job, _held(full, job), agreeing=agreeing)
+        moved = exchange(job, _held(full, job), agreement=agreement)
     return _made(full, moved, members)
 
 

@@ -137,7 +137,7 @@ class ShardedTensorBase(torch.Tensor):
 
         return wrap(loose_state(local_shards, sharded_tensor_metadata, sharding_spec))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # mypy loses the keyword
         state = self._state
         held = ", ".join(
             f"{box} on {device}" for box, device in zip(state.boxes, state.devices, strict=True)
@@ -336,15 +336,15 @@ class ShardedTensor(ShardedTensorBase):
 
     def cpu(self, *args: Any, **kwargs: Any) -> ShardedTensor:
         """On the CPU; takes `memory_format` and `process_group`, the group of the result."""
-        return self.__torch_function__(torch.Tensor.cpu, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+        return self.__torch_function__(torch.Tensor.cpu, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]  # its handler gives one
 
     def cuda(self, *args: Any, **kwargs: Any) -> ShardedTensor:
         """On this process's GPU; arguments as of `Tensor.cuda`, and `process_group`."""
-        return self.__torch_function__(torch.Tensor.cuda, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+        return self.__torch_function__(torch.Tensor.cuda, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]  # its handler gives one
 
     def to(self, *args: Any, **kwargs: Any) -> ShardedTensor:
         """Of another device or dtype; arguments as of `Tensor.to`, and `process_group`."""
-        return self.__torch_function__(torch.Tensor.to, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]
+        return self.__torch_function__(torch.Tensor.to, (type(self),), (self, *args), kwargs)  # type: ignore[no-any-return]  # its handler gives one
 
     def remote_shards(self) -> dict[int, list[Any]]:
         """Rank -> RRefs of its `Shard`s over torch RPC, for all other ranks that hold some.

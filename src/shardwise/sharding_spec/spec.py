@@ -153,8 +153,8 @@ class BuiltinSpec(ShardingSpec):
         if "build_metadata" in vars(cls) and "_pieces" not in vars(cls):
             # A user's subclass that says its metadata: that is the truth, and may change.
             cls._pieces = ShardingSpec._pieces  # type: ignore[method-assign]  # on this class only
-            cls.layout = ShardingSpec.layout  # type: ignore[method-assign]
-            cls.local_devices = ShardingSpec.local_devices  # type: ignore[method-assign]
+            cls.layout = ShardingSpec.layout  # type: ignore[method-assign]  # same
+            cls.local_devices = ShardingSpec.local_devices  # type: ignore[method-assign]  # same
 
     @abstractmethod
     def _pieces(self, shape: Sequence[int]) -> Pieces: ...

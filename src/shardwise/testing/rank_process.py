@@ -275,8 +275,7 @@ def _join_group(task: Task) -> None:
     seconds = min(task.timeout, _COLLECTIVE_CAP) + _COLLECTIVE_EXTRA
     dist.init_process_group(
         "gloo",
-        # public in torch's documentation, but not marked as exported for type checkers
-        store=dist.FileStore(task.rendezvous, task.world_size),  # type: ignore[attr-defined]
+        store=dist.FileStore(task.rendezvous, task.world_size),  # type: ignore[attr-defined]  # documented, but not marked
         rank=task.rank,
         world_size=task.world_size,
         timeout=timedelta(seconds=seconds),

@@ -39,7 +39,6 @@ def rpc_workers(rendezvous: str, rank: int, world_size: int) -> Iterator[None]:
 
 
 def _wait_for_all(path: str, rank: int, world_size: int) -> None:
-    # public in torch's documentation, but not marked as exported for type checkers
-    store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
+    store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]  # documented, but not marked
     store.set(str(rank), "")
     store.wait([str(other) for other in range(world_size)])

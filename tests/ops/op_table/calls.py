@@ -95,10 +95,10 @@ def ops() -> dict[str, Any]:
         from torch.testing._internal.opinfo import core
     setattr(torch.backends, allows_flags, before)
     # By this torch's samples hide that a function is random, ...
-    torchs.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # type: ignore[attr-defined]
+    torchs.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # type: ignore[attr-defined]  # not exported
     # ... and by this each looks through the whole stack for a test of torch's own.
     for module in (common_utils, core):
-        module.extract_test_fn = lambda: None  # type: ignore[attr-defined]
+        module.extract_test_fn = lambda: None  # type: ignore[attr-defined]  # a name of these two
     return {op.full_name: op for op in torchs.op_db}
 
 
