@@ -7,6 +7,7 @@ every call is seen, so what can be looked up beforehand is.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.comm.pages import new_like, packed
@@ -130,6 +131,9 @@ def run_short(
     `agreement` as in `execute`: what it is about is reached before anything else is waited for.
     """
     held = (shards, outputs)
+    # Of the round before. An allocator that gets memory back and is asked for it again may take
+    # more from the system all the same, so that rounds would not be what they are for.
+    spare: list[torch.Tensor] = []
     early = None
     if agreement is not None:
         early = agreement.flight()
@@ -148,7 +152,7 @@ def run_short(
                 if spot.region is not None:
                     landing = landing[spot.region]
             else:
-                landing = new_like(outputs[0], shape)
+                landing = _take(spare, shape) if spare else new_like(outputs[0], shape)
                 is_staged = True
             landings.append(landing)
             flight.receive(peer, landing)
@@ -170,6 +174,20 @@ def run_short(
         if is_staged:
             _unpack(receives, landings, held, flight)
         flight.finish()
+        if is_staged and len(short.rounds) > 1:
+            named = zip(receives, landings, strict=True)
+            spare = [landing for receive, landing in named if not receive.is_direct]
+
+
+def _take(spare: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """Memory of that shape, from what is there if it fits."""
+    found, size = spare.pop(), math.prod(shape)
+    if found.shape == shape:
+        return found
+    if found.numel() >= size:
+        return found.view(-1)[:size].view(shape)
+    spare.clear()
+    return new_like(found, shape)
 
 
 def _add_up(
