@@ -47,11 +47,12 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except _USAGE_ERROR as error:
-        message = error.format_message().rstrip(".")
+        message = error.format_message()
         if not message:  # no words at all: the help has been printed
             sys.exit(2)
         words = error.ctx.command_path if error.ctx is not None else "shardwise"
-        _refuse(f"{message}. Examples: {words} --help")
+        end = "" if message.endswith((".", "?")) else "."
+        _refuse(f"{message}{end} Examples: {words} --help")
     except DamagedError as error:
         _refuse(str(error), status=1)
     except ShardwiseError as error:

@@ -77,7 +77,7 @@ def _under_torchrun(folder: Path, steps: int) -> None:
 
 def _console(rank: int) -> Console:
     """On the first rank only; as wide as a terminal is, also where there is none."""
-    return Console(quiet=rank != 0, highlight=False, width=None if os.isatty(1) else 100)
+    return Console(quiet=rank != 0, highlight=False, width=None if os.isatty(1) else 80)
 
 
 # -- the first act ---------------------------------------------------------------------------------
