@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import shardwise
+from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
 
@@ -97,3 +98,18 @@ def _ambiguous(rank: int) -> None:
 
 def test_what_may_be_a_row_of_this_rank_has_to_be_named() -> None:
     shardwise.run_local(_ambiguous, 2)
+
+
+def _hinge(rank: int) -> tuple[bool, float | None]:
+    """Whether the target has a gradient, and this rank's part of that of the input."""
+    x: Any = shardwise.distribute(torch.tensor(0.7), shardwise.on_rank(1)).requires_grad_()
+    target = torch.tensor(1.0, requires_grad=True)
+    with shardwise.plain_inputs("replicated"), shardwise.implicit_comm("allow"):
+        F.hinge_embedding_loss(x, target).backward()
+    shards = x.grad.local_shards()
+    return target.grad is not None, shards[0].tensor.item() if shards else None
+
+
+def test_a_target_without_gradient_keeps_no_rank_waiting() -> None:
+    """Ranks that hold nothing of the input have it in no graph either."""
+    assert simulate(_hinge, 2).results == [(False, None), (False, 1.0)]

@@ -33,8 +33,12 @@ register(
 )
 
 
-def _of_elements(name: str, num_tensors: int = 2) -> None:
-    """A loss that torch has of so many tensors and of numbers."""
+def _of_elements(name: str, num_tensors: int = 2, *, only_input: bool = False) -> None:
+    """A loss that torch has of so many tensors and of numbers.
+
+    `only_input`: it has no gradient of the others. Then all ranks have to leave them out of their
+    graphs, also those that hold nothing of the input.
+    """
     function = getattr(F, name)
     signature = inspect.signature(function)
 
@@ -45,13 +49,17 @@ def _of_elements(name: str, num_tensors: int = 2) -> None:
         given = dict(bound.arguments)
         reduction = reduction_of(*[given.pop(one) for one in _REDUCTION])
         tensors = [given.pop(one) for one in list(given)[:num_tensors]]
+        if only_input:
+            tensors[1:] = [
+                one.detach() if isinstance(one, torch.Tensor) else one for one in tensors[1:]
+            ]
         return reduced_by(_by_elements(function, *tensors, **given), reduction)
 
 
 _REDUCTION = ("reduction", "size_average", "reduce")
 _of_elements("smooth_l1_loss")
 _of_elements("soft_margin_loss")
-_of_elements("hinge_embedding_loss")
+_of_elements("hinge_embedding_loss", only_input=True)
 _of_elements("poisson_nll_loss")
 _of_elements("margin_ranking_loss", num_tensors=3)
 
