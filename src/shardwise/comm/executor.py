@@ -222,6 +222,7 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
 
 
 def _ended(flying: Iterator[None], aside: Aside) -> Iterator[None]:
+    """The rest of the exchange that flies, and of what is done aside."""
     yield from flying
     aside.catch_up()
 
