@@ -105,9 +105,9 @@ class Result:
     reasons: Mapping[str, str]  # of the systems without samples
     counts: Mapping[str, Mapping[str, int]]
 
-    def ratio(self, system: str) -> float | None:
-        """How many times as long as ours `system` takes."""
-        ours, other = self.samples.get(self.systems[0]), self.samples.get(system)
+    def ratio(self, system: str, *, to: str | None = None) -> float | None:
+        """How many times as long as `to`, or else ours, `system` takes."""
+        ours, other = self.samples.get(to or self.systems[0]), self.samples.get(system)
         return other.median / ours.median if ours and other else None
 
     def as_dict(self) -> dict[str, Any]:

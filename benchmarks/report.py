@@ -99,13 +99,19 @@ class Report:
                 what = f"{_label(name, size)}, {system}"
                 self.bars.append(Bar(what, result.samples[system].median, limit_s))
 
-    def check_ratio(self, name: str, *, group: str, system: str, limit: float) -> None:
-        """Notes whether ours takes at most `limit` times as long as `system` in a measured case."""
+    def check_ratio(
+        self, name: str, *, group: str, system: str, limit: float, ours: str | None = None
+    ) -> None:
+        """Notes whether `ours` takes at most `limit` times as long as `system` in a measured case.
+
+        `ours` is the case's first system if it is not said.
+        """
         for result in self.results:
-            ratio = result.ratio(system) if (result.name, result.group) == (name, group) else None
-            if ratio is not None:
-                what = f"{name}, {group}: {result.systems[0]} / {system}"
-                self.bars.append(Bar(what, 1 / ratio, limit, "x"))
+            if (result.name, result.group) == (name, group):
+                ratio = result.ratio(system, to=ours)
+                if ratio is not None:
+                    what = f"{name}, {group}: {ours or result.systems[0]} / {system}"
+                    self.bars.append(Bar(what, 1 / ratio, limit, "x"))
 
     def check_count(self, what: str, *, system: str, limit: float, unit: str) -> None:
         """Notes whether the largest count of that name over all cases is at most `limit`."""

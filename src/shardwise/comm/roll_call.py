@@ -19,6 +19,7 @@ before and while they wait.
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -244,8 +245,11 @@ class _Book:
 
 
 def _wait_until(work: dist.Work, deadline: float) -> None:
-    """Raises when it is over; then gloo has closed the connection."""
-    work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+    """Raises when it is over, not before; then gloo has closed the connection."""
+    # torch cuts what is less than a millisecond off, and a wait that ends too early is taken for
+    # one that a broken connection has ended.
+    left = math.ceil((deadline - time.monotonic()) * 1000)
+    work.wait(timedelta(milliseconds=max(left, 1)))
 
 
 def _has_come(work: dist.Work) -> bool:
