@@ -172,7 +172,7 @@ def interrupt():
 
 threading.Thread(target=interrupt).start()
 try:
-    run_local(lambda rank: rank, 2)
+    run_local(lambda rank: time.sleep(60), 2)  # still busy, should the thread be late
 except KeyboardInterrupt:
     print(*run_local(lambda rank: rank + 10, 2))
 """
