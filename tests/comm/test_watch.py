@@ -94,6 +94,43 @@ def test_those_who_wait_for_a_rank_whose_kernel_raised_are_told_why(call: str) -
         assert f"[rank 1] {wrong}" in results[rank]
 
 
+def _one_rank_raises_in_backward(rank: int, call: str) -> str:
+    def check(grad: Any) -> None:
+        if rank == 1:
+            raise ValueError("no such gradient")
+
+    def through(x: Any) -> Any:
+        """Of which backward exchanges data before the hook and after it."""
+        columns = shardwise.reshard(x, shardwise.chunk(1)) * 2
+        columns.register_hook(check)
+        return shardwise.reshard(columns, shardwise.chunk(0)).sum()
+
+    watch._PATIENCE = 0.5
+    x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4, requires_grad=True)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "backward": lambda y: y.backward(),
+        "backward of several": lambda y: torch.autograd.backward([y, (x * 1).sum()]),
+        "grad": lambda y: torch.autograd.grad(y, [x]),
+    }
+    try:
+        calls[call](through(x))
+        x.full_tensor()  # for ranks that had only to send
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        watch._PATIENCE = 5.0
+    return "nothing"
+
+
+@pytest.mark.parametrize("call", ["backward", "backward of several", "grad"])
+def test_those_who_wait_for_a_rank_whose_backward_raised_are_told_why(call: str) -> None:
+    results = shardwise.run_local(_one_rank_raises_in_backward, 3, call)
+    assert results[1] == "ValueError: no such gradient"
+    for rank in (0, 2):
+        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
+        assert "[rank 1] ValueError: no such gradient" in results[rank]
+
+
 def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:
     def run(rank: int) -> None:
         watch._PATIENCE = 0.5
@@ -108,6 +145,7 @@ def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:
         with shardwise.set_check("debug"), pytest.raises((AgreementError, TypeError)):
             shardwise.reshard(x, to)
         assert torch.equal(x.full_tensor(), torch.ones(6, 4))
+        watch._PATIENCE = 5.0
 
     shardwise.run_local(run, 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +12,14 @@ from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.geometry import Layout
 from shardwise.sharded_tensor.autograd import gradient_state
+from shardwise.sharded_tensor.carrying_out import tell_others
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardwise.sharded_tensor.state import State
 
@@ -36,7 +38,11 @@ def _backward(
 ) -> None:
     carriers = live_state(tensor).carriers
     if gradient is None and inputs is None and _are_ones(tensor._state):
-        torch.autograd.backward(carriers, None, retain_graph, create_graph)
+        try:
+            torch.autograd.backward(carriers, None, retain_graph, create_graph)
+        except Exception as problem:
+            tell_others(tensor._state, problem)
+            raise
     else:
         _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
@@ -65,9 +71,22 @@ def _backward_of_all(
     given = grad_variables if grad_tensors is None else grad_tensors
     outputs, grads = _flattened(sources, [None] * len(sources) if given is None else _listed(given))
     leaves = None if inputs is None else [c for t in _listed(inputs) for c in _expanded(t)]
-    torch.autograd.backward(
-        outputs, grads, retain_graph=retain_graph, create_graph=create_graph, inputs=leaves
-    )
+    with _heard([*sources, *(() if inputs is None else _listed(inputs))]):
+        torch.autograd.backward(
+            outputs, grads, retain_graph=retain_graph, create_graph=create_graph, inputs=leaves
+        )
+
+
+@contextmanager
+def _heard(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What raises in this block, perhaps on no other rank, is heard by those that wait for it."""
+    try:
+        yield
+    except Exception as problem:
+        found = [tensor._state for tensor in tensors if isinstance(tensor, ShardedTensor)]
+        for first in found[:1]:
+            tell_others(first, problem)
+        raise
 
 
 def _flattened(
@@ -146,15 +165,16 @@ def _autograd_grad(
     sources, targets = _listed(outputs), _listed(inputs)
     given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(sources)
     flat_outputs, flat_grads = _flattened(sources, given)
-    flat = torch.autograd.grad(
-        flat_outputs,
-        [leaf for target in targets for leaf in _expanded(target)],
-        flat_grads,
-        retain_graph=retain_graph,
-        create_graph=create_graph,
-        allow_unused=True,  # of several local shards some may be unused; see below
-        materialize_grads=materialize_grads,
-    )
+    with _heard([*sources, *targets]):
+        flat = torch.autograd.grad(
+            flat_outputs,
+            [leaf for target in targets for leaf in _expanded(target)],
+            flat_grads,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,  # of several local shards some may be unused; see below
+            materialize_grads=materialize_grads,
+        )
     left: list[torch.Tensor | None] = list(flat)
     found: list[torch.Tensor | None] = []
     for target in targets:
