@@ -30,6 +30,7 @@ from shardwise.comm.pages import new_tensor
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
+from shardwise.comm.slab import Slab
 from shardwise.comm.tracing import Recording, is_watched
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from shardwise.transfer.program import (
         MessagePart,
         PeerMessage,
+        Place,
         Reduction,
         Round,
     )
@@ -127,7 +129,10 @@ def start_all(
     recording = _recording(transfers, members) if is_watched() else None
     aside = Aside(len(work.exchanges))
     flying = _overlap(
-        [_exchange(program, lot, work.results, members, aside) for program, lot in work.exchanges]
+        [
+            _exchange(program, lot, work.results, members, aside, max_bytes)
+            for program, lot in work.exchanges
+        ]
     )
     lower(work.by_collective, members)
     return Started(_ended(flying, aside), work.results, recording)
@@ -233,16 +238,18 @@ def _exchange(
     results: list[list[torch.Tensor]],
     members: Communicator,
     aside: Aside,
+    max_bytes: int | None,
 ) -> Iterator[None]:
     """Stops once, where the messages of its last round fly."""
     batches = [load for load in loads if isinstance(load, Batch)]
     for batch in batches:
         batch.fill()
     rounds = _rounds(program, loads, members)
+    slab = None if max_bytes is None else _slab(rounds, loads, members)
     for round_ in rounds[:-1]:
-        _land(round_, _launch(round_, loads, members), loads)
+        _land(round_, _launch(round_, loads, members, slab), loads)
     for round_ in rounds[-1:]:
-        flying = _launch(round_, loads, members)
+        flying = _launch(round_, loads, members, slab)
         yield
         _land(round_, flying, loads)
     for batch in batches:
@@ -282,13 +289,24 @@ def _rounds(program: RankProgram, loads: Loads, members: Communicator) -> Sequen
     return program.rounds
 
 
-def _launch(round_: Round, loads: Loads, members: Communicator) -> _Flying:
-    """[Note: a round] up to where it has to wait."""
+def _slab(rounds: Sequence[Round], loads: Loads, members: Communicator) -> Slab:
+    """Memory for the messages that cannot leave or land where they lie."""
+    sizes = [
+        [one.nbytes for one in (*round_.receives, *round_.sends) if not _is_direct(one, loads)]
+        for round_ in rounds
+    ]
+    return Slab(sizes, {load.dtype for load in loads}, members.wire_device)
+
+
+def _launch(round_: Round, loads: Loads, members: Communicator, slab: Slab | None) -> _Flying:
+    """[Note: a round] up to where it has to wait; under a cap the round before is over."""
     flight, wire = members.flight(), members.wire_device
+    if slab is not None:
+        slab.clear()
     staged: list[torch.Tensor | None] = []  # None: it lands where it belongs
     for message in round_.receives:
         place = _landing_place(message, loads)
-        buffer = _buffer(message, loads, wire) if place is None else None
+        buffer = _buffer(message, loads, wire, slab) if place is None else None
         landing = place if buffer is None else buffer
         assert landing is not None
         flight.receive(message.peer, landing)
@@ -296,9 +314,9 @@ def _launch(round_: Round, loads: Loads, members: Communicator) -> _Flying:
     for message in round_.sends:
         single = message.single
         if single is not None and loads[single[0]].is_on_wire:
-            flight.send(message.peer, loads[single[0]].packed(single[1]))
+            flight.send(message.peer, _packed_box(loads[single[0]], single[1], slab))
         else:
-            flight.send(message.peer, _packed(message, loads, wire))
+            flight.send(message.peer, _packed(message, loads, wire, slab))
     flight.launch()
     _copy(
         [loads[tensor].at(target) for tensor, _, target in round_.copies],
@@ -337,21 +355,37 @@ def _land(round_: Round, flying: _Flying, loads: Loads) -> None:
 
 def _landing_place(message: PeerMessage, loads: Loads) -> torch.Tensor | None:
     """Where the message can land as it comes, if it can."""
-    if message.single is None:
+    if message.single is None or not _is_direct(message, loads):
         return None
     tensor, place = message.single
-    if not place.is_contiguous or not loads[tensor].is_on_wire:
-        return None
     found = loads[tensor].at(place)
     return found if found.is_contiguous() else None  # a given output may have any strides
 
 
-def _buffer(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Tensor:
+def _is_direct(message: PeerMessage, loads: Loads) -> bool:
+    """Whether it is one run of memory where messages leave, if its tensor is row-major."""
+    single = message.single
+    return single is not None and single[1].is_contiguous and loads[single[0]].is_on_wire
+
+
+def _buffer(
+    message: PeerMessage, loads: Loads, wire: torch.device, slab: Slab | None
+) -> torch.Tensor:
     # One for each message: the allocator reuses small ones, whose pages are warm.
     if len(message.parts) == 1:
         part = message.parts[0]
-        return loads[part.tensor].room(part.shape, wire)
-    return new_tensor((message.nbytes,), torch.uint8, wire)
+        load = loads[part.tensor]
+        return load.room(part.shape, wire) if slab is None else slab.take(part.shape, load.dtype)
+    shape = (message.nbytes,)
+    return new_tensor(shape, torch.uint8, wire) if slab is None else slab.take(shape, torch.uint8)
+
+
+def _packed_box(load: Load | Batch, place: Place, slab: Slab | None) -> torch.Tensor:
+    """A message of the box there: itself, or a copy."""
+    if slab is None:
+        return load.packed(place)
+    found = load.at(place)
+    return found if found.is_contiguous() else slab.take(found.shape, found.dtype).copy_(found)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -361,8 +395,10 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         foreach_copy(targets, sources)
 
 
-def _packed(message: PeerMessage, loads: Loads, wire: torch.device) -> torch.Tensor:
-    buffer = _buffer(message, loads, wire)
+def _packed(
+    message: PeerMessage, loads: Loads, wire: torch.device, slab: Slab | None
+) -> torch.Tensor:
+    buffer = _buffer(message, loads, wire, slab)
     slots = _carve(buffer, message.parts, loads)
     _copy(slots, [loads[part.tensor].at(part.places[0]) for part in message.parts])
     if message.has_sums:
