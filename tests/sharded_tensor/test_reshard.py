@@ -20,6 +20,7 @@ from shardwise.geometry import Layout
 from shardwise.sharded_tensor import ShardedTensor, to_layouts
 from shardwise.sharded_tensor.progress import progress_bar
 from shardwise.sharded_tensor.tensor import wrap
+from shardwise.testing.memory import peak_growth
 from shardwise.testing.strategies import examples, layouts, shapes
 from shardwise.testing.tensors import assemble, random_shards, random_tensor
 from shardwise.transfer import plan_reshard
@@ -164,6 +165,26 @@ def _sources_alive(_: int, free_source: bool) -> list[int]:
 def test_freed_sources_make_room_for_what_comes() -> None:
     assert shardwise.run_local(_sources_alive, 2, True) == [[6, 5, 4, 3, 2, 1]] * 2
     assert shardwise.run_local(_sources_alive, 2, False) == [[6]] * 2
+
+
+def _growth(_: int) -> int:
+    """MiB by which a process that holds 256 grows when it moves all of it."""
+
+    def move() -> int:
+        tensors = [sharded_tensor.ones(shardwise.chunk(0), 2048, 2048) for _ in range(32)]
+        results: list[Any] = []
+
+        def run() -> None:
+            results.append(shardwise.reshard_all(tensors, shardwise.chunk(1), free_source=True))
+
+        return peak_growth(run) >> 20
+
+    return [move() for _ in range(2)][-1]  # the C library has memory of the first
+
+
+def test_what_is_freed_goes_back_to_the_system() -> None:
+    """It keeps 64 MiB at most; moved at once, the tensors need 256 and some."""
+    assert max(shardwise.run_local(_growth, 2)) < 128
 
 
 def _agreements(_: int) -> int:

@@ -16,6 +16,7 @@ from shardwise.arguments import items
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
+from shardwise.comm.pages import Leftovers
 from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.comparing import all_ranks
@@ -117,9 +118,12 @@ def reshard_all(
         del moves
         total = sum(move.nbytes for step in steps for move in step)
         with progress_bar("resharding", total, members, show=progress) as advance:
+            leftovers = Leftovers()
             while steps:
+                freed = _bytes_on_cpu(steps[0]) if free_source else 0
                 # What has moved is held by nobody here: a step is done when it is gone.
                 advance(_do(steps.popleft(), done, members, max_bytes, free_source=free_source))
+                leftovers.add(freed)
     if isinstance(tensors, Mapping):
         return type(tensors)(done)  # type: ignore[call-arg]  # a dict, OrderedDict, ...
     return type(tensors)(done.values())  # type: ignore[call-arg]  # a list or tuple
@@ -147,8 +151,17 @@ def reshard_all_in_place(
     total = sum(move.nbytes for move in moves)
     del moves  # what has moved is held by nobody here
     with progress_bar("resharding", total, members, show=progress) as advance:
+        leftovers = Leftovers()
         while steps:
+            freed = _bytes_on_cpu(steps[0])
             advance(_do_in_place(steps.popleft(), members, max_bytes))
+            leftovers.add(freed)
+
+
+def _bytes_on_cpu(step: Sequence[Move]) -> int:
+    """What this rank holds of the tensors of a step."""
+    held = [carrier for move in step for carrier in move.state.carriers]
+    return sum(carrier.nbytes for carrier in held if carrier.device.type == "cpu")
 
 
 def _change_devices_in_place(moves: Sequence[Move]) -> None:
