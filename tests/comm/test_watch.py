@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _one_rank_is_wrong(rank: int, call: str) -> str:
+def _outcome(run: Callable[[], object]) -> str:
+    """What it raises, with little patience."""
     watch._PATIENCE = 0.5
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        watch._PATIENCE = 5.0
+    return "nothing"
+
+
+def _one_rank_is_wrong(rank: int, call: str) -> str:
     x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
     x.full_tensor()
     to: Any = "rows" if rank == 1 else shardwise.chunk(1)
@@ -32,14 +43,12 @@ def _one_rank_is_wrong(rank: int, call: str) -> str:
         "reshard": lambda: shardwise.reshard(x, to),
         "in place": lambda: x.reshard(to),
     }
-    try:
+
+    def run() -> None:
         calls[call]()
         x.full_tensor()  # for ranks that had only to send
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        watch._PATIENCE = 5.0
-    return "nothing"
+
+    return _outcome(run)
 
 
 @pytest.mark.parametrize(("call", "num_interfaces"), [("reshard", 1), ("in place", 2)])
@@ -58,7 +67,6 @@ def test_those_who_wait_for_a_rank_that_raised_are_told_why(
 
 
 def _one_rank_has_bad_data(rank: int, call: str) -> str:
-    watch._PATIENCE = 0.5
     rows = shardwise.chunk(0)
     good = torch.eye(2).expand(6, 2, 2).clone()
     bad, classes = good.clone(), torch.tensor([0, 1, 0, 7, 1, 0])
@@ -71,17 +79,15 @@ def _one_rank_has_bad_data(rank: int, call: str) -> str:
             1, shardwise.distribute(classes.reshape(6, 1, 1), rows), 0.0
         ),
     }
-    try:
+
+    def run() -> None:
         if call == "a known call":
             calls[call](shardwise.distribute(good, rows))
         x: Any = shardwise.distribute(bad, rows)
         calls[call](x)
         x.full_tensor()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        watch._PATIENCE = 5.0
-    return "nothing"
+
+    return _outcome(run)
 
 
 @pytest.mark.parametrize("call", ["pieces", "one call", "a known call", "pieces in place"])
@@ -105,21 +111,18 @@ def _one_rank_raises_in_backward(rank: int, call: str) -> str:
         columns.register_hook(check)
         return shardwise.reshard(columns, shardwise.chunk(0)).sum()
 
-    watch._PATIENCE = 0.5
     x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4, requires_grad=True)
     calls: dict[str, Callable[[Any], Any]] = {
         "backward": lambda y: y.backward(),
         "backward of several": lambda y: torch.autograd.backward([y, (x * 1).sum()]),
         "grad": lambda y: torch.autograd.grad(y, [x]),
     }
-    try:
+
+    def run() -> None:
         calls[call](through(x))
         x.full_tensor()  # for ranks that had only to send
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        watch._PATIENCE = 5.0
-    return "nothing"
+
+    return _outcome(run)
 
 
 @pytest.mark.parametrize("call", ["backward", "backward of several", "grad"])
