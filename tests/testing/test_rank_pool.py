@@ -170,6 +170,7 @@ def interrupt():
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 threading.Thread(target=interrupt).start()
 try:
     run_local(lambda rank: time.sleep(60), 2)  # still busy, should the thread be late
