@@ -245,7 +245,8 @@ def _exchange(
     for batch in batches:
         batch.fill()
     rounds = _rounds(program, loads, members)
-    slab = None if max_bytes is None else _slab(rounds, loads, members)
+    is_cut = max_bytes is not None and len(rounds) > 1
+    slab = _slab(rounds, loads, members) if is_cut else None
     for round_ in rounds[:-1]:
         _land(round_, _launch(round_, loads, members, slab), loads)
     for round_ in rounds[-1:]:
