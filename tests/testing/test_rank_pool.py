@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.testing.on_ranks import HANG_GUARD, busy, pid_of
@@ -47,6 +48,24 @@ def test_a_replaced_rank_finds_the_package_imported() -> None:
     with pytest.raises(RankFailure, match="division by zero"):
         run_local(lambda rank: 1 / 0, 1)
     assert run_local(lambda rank: "shardwise.modules" in sys.modules, 1) == [True]
+
+
+def test_what_a_call_leaves_in_a_cycle_is_gone_before_the_next() -> None:
+    """A process group that ended in a fork of the rank, a DataLoader's worker, would crash it."""
+
+    class Held:
+        pass
+
+    def leave(rank: int) -> None:
+        held: Any = Held()
+        held.itself = held
+        sys.left = weakref.ref(held)  # type: ignore[attr-defined]  # seen by the next call
+
+    def find(rank: int) -> bool:
+        return sys.left() is None  # type: ignore[attr-defined]  # as above
+
+    run_local(leave, 2)
+    assert run_local(find, 2) == [True, True]
 
 
 def test_an_interrupt_ends_the_busy_ranks_and_reaches_the_caller() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import multiprocessing
 import os
@@ -147,6 +148,7 @@ def serve(connection: Connection[Any, Any], stacks: Connection[Any, Any]) -> Non
     with contextlib.suppress(EOFError):
         connection.send(Step.READY)
         kept = _Kept()
+        gc.freeze()  # of what is here for good, so that a collection after each call is quick
         while True:
             connection.send(_answer(connection.recv(), kept))
             step = connection.recv()
@@ -288,6 +290,9 @@ def _close(kept: _Kept) -> Closed | Raised:
             dist.destroy_process_group()
     except Exception as error:
         return _raised(error, f"could not leave its process group: {headline(error)}")
+    # A group that is held in a cycle, as by an exception that was caught, would end in whichever
+    # process collects it: in a fork of this one without the group's threads, with a fault.
+    gc.collect()
     return Closed(kept.imported())
 
 
