@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardwise.comm.alike import Alike
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.load import Load
+    from shardwise.comm.message_memory import MessageMemory
     from shardwise.transfer.program import Place
 
 __all__ = ["Batch", "batched"]
@@ -118,13 +119,13 @@ class Batch:
         stack = (self.outputs if place.is_target else self.shards)[place.shard]
         return stack if place.region is None else stack[(slice(None), *place.region)]
 
-    def packed(self, place: Place) -> torch.Tensor:
+    def packed(self, place: Place, memory: MessageMemory) -> torch.Tensor:
         """A message of that box of all its tensors."""
         found = self.at(place)
-        return found if found.is_contiguous() else self.room(found.shape[1:]).copy_(found)
+        return found if found.is_contiguous() else self.room(found.shape[1:], memory).copy_(found)
 
-    def room(self, shape: tuple[int, ...], wire: torch.device | None = None) -> torch.Tensor:
-        """Memory for a message of one box of all its tensors."""
+    def room(self, shape: tuple[int, ...], memory: MessageMemory) -> torch.Tensor:
+        """Where a message of one box of all its tensors can land: in memory of the batch's own."""
         self._messages.append(self._take(shape))
         return self._messages[-1]
 

@@ -26,11 +26,10 @@ from shardwise.comm.communicator import Flight
 from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
-from shardwise.comm.pages import new_tensor
+from shardwise.comm.message_memory import NewMemory, Slab
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
-from shardwise.comm.slab import Slab
 from shardwise.comm.tracing import Recording, is_watched
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 
     from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.message_memory import MessageMemory
     from shardwise.transfer.program import (
         MessagePart,
         PeerMessage,
-        Place,
         Reduction,
         Round,
     )
@@ -245,12 +244,11 @@ def _exchange(
     for batch in batches:
         batch.fill()
     rounds = _rounds(program, loads, members)
-    is_cut = max_bytes is not None and len(rounds) > 1
-    slab = _slab(rounds, loads, members) if is_cut else None
+    memory = _memory(rounds, loads, members, max_bytes)
     for round_ in rounds[:-1]:
-        _land(round_, _launch(round_, loads, members, slab), loads)
+        _land(round_, _launch(round_, loads, members, memory), loads)
     for round_ in rounds[-1:]:
-        flying = _launch(round_, loads, members, slab)
+        flying = _launch(round_, loads, members, memory)
         yield
         _land(round_, flying, loads)
     for batch in batches:
@@ -290,8 +288,11 @@ def _rounds(program: RankProgram, loads: Loads, members: Communicator) -> Sequen
     return program.rounds
 
 
-def _slab(rounds: Sequence[Round], loads: Loads, members: Communicator) -> Slab:
-    """Memory for the messages that cannot leave or land where they lie."""
+def _memory(
+    rounds: Sequence[Round], loads: Loads, members: Communicator, max_bytes: int | None
+) -> MessageMemory:
+    if max_bytes is None or len(rounds) == 1:
+        return NewMemory(members.wire_device)
     sizes = [
         [one.nbytes for one in (*round_.receives, *round_.sends) if not _is_direct(one, loads)]
         for round_ in rounds
@@ -299,15 +300,14 @@ def _slab(rounds: Sequence[Round], loads: Loads, members: Communicator) -> Slab:
     return Slab(sizes, {load.dtype for load in loads}, members.wire_device)
 
 
-def _launch(round_: Round, loads: Loads, members: Communicator, slab: Slab | None) -> _Flying:
-    """[Note: a round] up to where it has to wait; under a cap the round before is over."""
-    flight, wire = members.flight(), members.wire_device
-    if slab is not None:
-        slab.clear()
+def _launch(round_: Round, loads: Loads, members: Communicator, memory: MessageMemory) -> _Flying:
+    """[Note: a round] up to where it has to wait; the round before is over."""
+    flight = members.flight()
+    memory.next_round()
     staged: list[torch.Tensor | None] = []  # None: it lands where it belongs
     for message in round_.receives:
         place = _landing_place(message, loads)
-        buffer = _buffer(message, loads, wire, slab) if place is None else None
+        buffer = _buffer(message, loads, memory) if place is None else None
         landing = place if buffer is None else buffer
         assert landing is not None
         flight.receive(message.peer, landing)
@@ -315,9 +315,9 @@ def _launch(round_: Round, loads: Loads, members: Communicator, slab: Slab | Non
     for message in round_.sends:
         single = message.single
         if single is not None and loads[single[0]].is_on_wire:
-            flight.send(message.peer, _packed_box(loads[single[0]], single[1], slab))
+            flight.send(message.peer, loads[single[0]].packed(single[1], memory))
         else:
-            flight.send(message.peer, _packed(message, loads, wire, slab))
+            flight.send(message.peer, _packed(message, loads, memory, members.wire_device))
     flight.launch()
     _copy(
         [loads[tensor].at(target) for tensor, _, target in round_.copies],
@@ -369,24 +369,11 @@ def _is_direct(message: PeerMessage, loads: Loads) -> bool:
     return single is not None and single[1].is_contiguous and loads[single[0]].is_on_wire
 
 
-def _buffer(
-    message: PeerMessage, loads: Loads, wire: torch.device, slab: Slab | None
-) -> torch.Tensor:
-    # One for each message: the allocator reuses small ones, whose pages are warm.
+def _buffer(message: PeerMessage, loads: Loads, memory: MessageMemory) -> torch.Tensor:
     if len(message.parts) == 1:
         part = message.parts[0]
-        load = loads[part.tensor]
-        return load.room(part.shape, wire) if slab is None else slab.take(part.shape, load.dtype)
-    shape = (message.nbytes,)
-    return new_tensor(shape, torch.uint8, wire) if slab is None else slab.take(shape, torch.uint8)
-
-
-def _packed_box(load: Load | Batch, place: Place, slab: Slab | None) -> torch.Tensor:
-    """A message of the box there: itself, or a copy."""
-    if slab is None:
-        return load.packed(place)
-    found = load.at(place)
-    return found if found.is_contiguous() else slab.take(found.shape, found.dtype).copy_(found)
+        return loads[part.tensor].room(part.shape, memory)
+    return memory.take((message.nbytes,), torch.uint8)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -397,9 +384,9 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def _packed(
-    message: PeerMessage, loads: Loads, wire: torch.device, slab: Slab | None
+    message: PeerMessage, loads: Loads, memory: MessageMemory, wire: torch.device
 ) -> torch.Tensor:
-    buffer = _buffer(message, loads, wire, slab)
+    buffer = _buffer(message, loads, memory)
     slots = _carve(buffer, message.parts, loads)
     _copy(slots, [loads[part.tensor].at(part.places[0]) for part in message.parts])
     if message.has_sums:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
-from shardwise.comm.pages import new_like, new_tensor, packed
+from shardwise.comm.pages import new_like, new_tensor
 from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.message_memory import MessageMemory
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
@@ -75,13 +76,14 @@ class Load:
         shard = (self.outputs if place.is_target else self.shards)[place.shard]
         return shard if place.region is None else shard[place.region]
 
-    def packed(self, place: Place) -> torch.Tensor:
-        """A message of the box there."""
-        return packed(self.at(place))
+    def packed(self, place: Place, memory: MessageMemory) -> torch.Tensor:
+        """A message of the box there: itself, or a copy."""
+        found = self.at(place)
+        return found if found.is_contiguous() else memory.take(found.shape, self.dtype).copy_(found)
 
-    def room(self, shape: tuple[int, ...], wire: torch.device) -> torch.Tensor:
-        """Memory for a message of one box."""
-        return new_tensor(shape, self.dtype, wire)
+    def room(self, shape: tuple[int, ...], memory: MessageMemory) -> torch.Tensor:
+        """Where a message of one box can land."""
+        return memory.take(shape, self.dtype)
 
 
 def new_tensors(

@@ -1,6 +1,4 @@
-"""Memory of the system: large pages for large new tensors, and what is free goes back.
-
-The first write to new memory is what much of a move costs.
+"""Large pages for large new tensors: the first write to new memory is what much of a move costs.
 
 The kernel hands memory out by pages of 4 KiB at the first touch of each, 32,768 times for 128 MiB.
 Where it has pages of 2 MiB for those who ask (`transparent_hugepage` is "madvise" or "always"), 64
@@ -19,11 +17,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Leftovers", "new_like", "new_tensor", "packed"]
+__all__ = ["new_like", "new_tensor", "packed"]
 
 _LARGE = 4 << 20  # bytes; below, malloc reuses memory that was touched before
 _PAGE = 2 << 20
-_MUCH = 64 << 20  # bytes
 
 
 def new_tensor(
@@ -58,32 +55,6 @@ def _ask(tensor: torch.Tensor) -> None:
     madvise = _madvise()
     if tensor.is_cpu and madvise is not None and first < last:
         madvise(first, last - first, mmap.MADV_HUGEPAGE)
-
-
-class Leftovers:
-    """Memory that tensors no longer use, which goes back to the system before it is much.
-
-    The C library keeps it otherwise, and does not always find room in it for what it is asked for
-    next: tensors of 16 MiB that are given up one by one, for others of the same size, would take
-    twice the memory in the end. Giving back takes time, and so does being given it again.
-    """
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-
-    def add(self, num_bytes: int) -> None:
-        """So much is free now."""
-        self._num_bytes += num_bytes
-        trim = _trim() if self._num_bytes >= _MUCH else None
-        if trim is not None:
-            trim(0)
-            self._num_bytes = 0
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    """The C library's call; None where it has none."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @cache

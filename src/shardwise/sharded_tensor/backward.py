@@ -38,7 +38,7 @@ def _backward(
 ) -> None:
     carriers = live_state(tensor).carriers
     if gradient is None and inputs is None and _are_ones(tensor._state):
-        try:
+        try:  # as `_heard`, without a context, which is seen in a small backward
             torch.autograd.backward(carriers, None, retain_graph, create_graph)
         except Exception as problem:
             tell_others(tensor._state, problem)

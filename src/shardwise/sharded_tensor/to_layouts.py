@@ -16,7 +16,7 @@ from shardwise.arguments import items
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
-from shardwise.comm.pages import Leftovers
+from shardwise.comm.leftovers import Leftovers
 from shardwise.comm.tracing import recorded
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.comparing import all_ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import weakref
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import TorchDispatchMode, tree_leaves
+from shardwise.comm.leftovers import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def peak_growth(run: Callable[[], object]) -> int:
     the allocator kept from earlier runs is given back first, so that using it again counts.
     """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    give_back()
     _CLEAR.write_text("5")  # the peak starts anew
     before = _kib("VmRSS")
     result = run()
