@@ -291,7 +291,7 @@ def peaks(
 
 
 def capped(task: Task, rank: int, world_size: int, options: Options) -> Result:
-    """The same under a cap: what a bound on memory costs."""
+    """A task under caps: what a bound on memory costs."""
     source, target = task.layouts(world_size)
     plan, shards = plan_reshard(source, target, 4), local_shards(source, rank)
     systems: dict[str, System | str | None] = {"no cap": lambda: execute(plan, shards)}
@@ -311,6 +311,7 @@ def capped(task: Task, rank: int, world_size: int, options: Options) -> Result:
 
 
 def capped_tasks(shape: tuple[int, ...]) -> tuple[Task, ...]:
+    """One whose messages leave as they lie, and one whose messages land so."""
     return (
         Task("columns to rows", shape, "chunk(1)", "chunk(0)"),
         Task("rows to columns", shape, "chunk(0)", "chunk(1)"),

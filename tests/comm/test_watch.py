@@ -35,6 +35,16 @@ def _outcome(run: Callable[[], object]) -> str:
     return "nothing"
 
 
+def _check_told(results: list[str]) -> None:
+    """Of three ranks, 1 has raised alone, and the others with what it said."""
+    wrong = results[1]
+    assert not wrong.startswith("AgreementError")
+    for rank in (0, 2):
+        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
+        assert f"[rank 1] {wrong}" in results[rank]
+        assert "cannot be used any more" in results[rank]
+
+
 def _one_rank_is_wrong(rank: int, call: str) -> str:
     x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
     x.full_tensor()
@@ -58,12 +68,7 @@ def test_those_who_wait_for_a_rank_that_raised_are_told_why(
     (loopback,) = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join([loopback] * num_interfaces))
     results = shardwise.run_local(_one_rank_is_wrong, 3, call)
-    wrong = results[1]
-    assert not wrong.startswith("AgreementError")
-    for rank in (0, 2):
-        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
-        assert f"[rank 1] {wrong}" in results[rank]
-        assert "cannot be used any more" in results[rank]
+    _check_told(results)
 
 
 def _one_rank_has_bad_data(rank: int, call: str) -> str:
@@ -93,11 +98,7 @@ def _one_rank_has_bad_data(rank: int, call: str) -> str:
 @pytest.mark.parametrize("call", ["pieces", "one call", "a known call", "pieces in place"])
 def test_those_who_wait_for_a_rank_whose_kernel_raised_are_told_why(call: str) -> None:
     results = shardwise.run_local(_one_rank_has_bad_data, 3, call)
-    wrong = results[1]
-    assert not wrong.startswith("AgreementError")
-    for rank in (0, 2):
-        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
-        assert f"[rank 1] {wrong}" in results[rank]
+    _check_told(results)
 
 
 def _one_rank_raises_in_backward(rank: int, call: str) -> str:
@@ -129,9 +130,7 @@ def _one_rank_raises_in_backward(rank: int, call: str) -> str:
 def test_those_who_wait_for_a_rank_whose_backward_raised_are_told_why(call: str) -> None:
     results = shardwise.run_local(_one_rank_raises_in_backward, 3, call)
     assert results[1] == "ValueError: no such gradient"
-    for rank in (0, 2):
-        assert results[rank].startswith(f"AgreementError: [rank {rank}] another rank failed")
-        assert "[rank 1] ValueError: no such gradient" in results[rank]
+    _check_told(results)
 
 
 def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:
