@@ -41,7 +41,7 @@ PEAK, BEYOND = "peak, % of output", "peak beyond output, KiB"
 CAPS = {f"{cap >> 20} MiB": cap for cap in (32 << 20, 8 << 20, 1 << 20)}
 LARGE_PAGE = 2 << 20  # bytes, by which a process may grow for one more
 LEAST_OUTPUT = 8 << 20  # bytes: below it, the peak is mostly sockets and rounding
-CANNOT = "cannot"
+CANNOT, SINGLE = "cannot", ", single calls"
 Index = tuple[slice, ...]
 
 
@@ -236,7 +236,8 @@ def check_equal(task: Task, results: Mapping[str, Any]) -> None:
             torch.testing.assert_close(found, expected[0], msg=f"{task.name}: {name} differs")
 
 
-def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result:
+def run_task(task: Task, rank: int, world_size: int, options: Options) -> list[Result]:
+    """One row; of a small tensor two, if a system has to be prepared for every call of it."""
     source, target = task.layouts(world_size)
     plan = plan_reshard(source, target, 4)
     shards = local_shards(source, rank)
@@ -264,16 +265,24 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> Result
     if plan.total_bytes != plan.lower_bound:
         raise AssertionError(f"{task.name}: {plan.total_bytes} bytes, bound {plan.lower_bound}")
     counts = {"bytes": {"ours": plan.total_bytes, "lower bound": plan.lower_bound}}
-    if max(plan.output_bytes.values()) > LEAST_OUTPUT:
-        output = max(plan.output_bytes.values())
+    output = max(plan.output_bytes.values())
+    is_large = output > LEAST_OUTPUT
+    if is_large:
         found = peaks(systems, prepare)
         counts[PEAK] = {name: round(100 * peak / output) for name, peak in found.items()}
-    group = group_name(task.shape, world_size)
-    case = Case(f"{task.name}, {world_size}", systems, group=group, counts=counts, prepare=prepare)
+    case = Case(task.name, systems, group=group_name(task.shape, world_size), counts=counts)
+    cases = [replace(case, prepare=prepare)]
+    if prepare is not None and not is_large:
+        alone = {name: systems[name] for name in ("ours", "ShardedTensor")}
+        cases = [
+            replace(case, systems=systems | {"ShardedTensor": "see below"}),
+            replace(case, name=f"{task.name}{SINGLE}", systems=alone, prepare=prepare),
+        ]
     # Short exchanges scatter widely, and cost little to repeat.
-    repeats = options.repeats * (1 if max(plan.output_bytes.values()) > LEAST_OUTPUT else 12)
-    result = measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock())
-    return replace(result, name=task.name)
+    repeats = options.repeats * (1 if is_large else 4)
+    return [
+        measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()) for case in cases
+    ]
 
 
 def peaks(
@@ -325,18 +334,10 @@ def many(num_tensors: int, rank: int, world_size: int, options: Options) -> Resu
     shards = [local_shards(source, rank) for _ in range(num_tensors)]
     hand = [by_hand(plan, held, rank) for held in shards]
 
-    def one_by_one() -> None:
-        for held in shards:
-            execute(plan, held)
-
-    def all_by_hand() -> None:
-        for run in hand:
-            run()
-
-    systems: dict[str, System | str | None] = {
+    systems: dict[str, System | str | None] = {  # each gives all results
         "one exchange": lambda: execute_all([Transfer(plan, held) for held in shards]),
-        "one exchange each": one_by_one,
-        "by hand, one each": all_by_hand,
+        "one exchange each": lambda: [execute(plan, held) for held in shards],
+        "by hand, one each": lambda: [run() for run in hand],
     }
     name = f"{num_tensors} tensors of 64 x 64"
     case = Case(name, systems, group=f"many tensors, {world_size} ranks")
@@ -351,7 +352,7 @@ def on_rank(rank: int, options: Options) -> list[Result]:
     for shape in (large, uneven, small):
         for task in tasks(shape, world_size):
             if shape == large or not task.name.startswith(("ranks", "rows to rank", "rows to 2")):
-                results.append(run_task(task, rank, world_size, options))
+                results += run_task(task, rank, world_size, options)
     for task in capped_tasks(large):
         results.append(capped(task, rank, world_size, options))
     results.append(many(256 if options.quick else 4096, rank, world_size, options))
@@ -366,7 +367,8 @@ def add_bars(report: Report) -> None:
                 group = group_name(shape, world_size)
                 if "sum" not in task.name:  # there "by hand" is a collective, which adds
                     report.check_ratio(task.name, group=group, system=HAND, limit=1.15)
-                report.check_ratio(task.name, group=group, system="ShardedTensor", limit=1.0)
+                for name in (task.name, task.name + SINGLE):
+                    report.check_ratio(name, group=group, system="ShardedTensor", limit=1.0)
         name, group = "4096 tensors of 64 x 64", f"many tensors, {world_size} ranks"
         report.check_ratio(name, group=group, system="one exchange each", limit=0.1)
     report.check_ratio("rows to columns", group=group_name(LARGE, 4), system="DTensor", limit=0.4)

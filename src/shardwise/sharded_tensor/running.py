@@ -107,12 +107,10 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                 kind = type(arg)
                 if kind is ShardedTensor:
                     state = arg._state
-                    if state.is_special:
-                        if state.is_freed or state.view_of:
+                    if state.is_special or arg.grad_fn is not None:
+                        if arg.grad_fn is not None or state.is_freed or state.view_of:
                             return None
                         is_from_rows = True
-                    if arg.grad_fn is not None:
-                        return None
                     key.append(state.kind)
                     here.append(state.carriers[0])
                     if first is None:

@@ -362,34 +362,52 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in OUTER:
+        runner = runner_of(func)
+        if runner is None and func in OUTER:
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
-        is_custom = (CUSTOM and func in CUSTOM) or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
-        if not kwargs:
-            kwargs = {}
-        elif kwargs.get("out") is not None and not is_custom:
-            from shardwise.sharded_tensor.out_argument import compute_into
+        # Most calls, which are as short as they can be: the rest is in a function of its own.
+        if (
+            runner is None
+            or kwargs
+            or CUSTOM
+            or CUSTOM_FUNCTIONS
+            or has_functorch()  # as `active_transform` says, without the call
+            or forward_ad._current_level >= 0
+            or is_tracing()
+        ):
+            return _dispatch(func, types, args, kwargs or {})
+        quickly = runner.quickly
+        made = quickly(args, {})
+        return made if type(made) is ShardedTensor else runner.run(args, {}, made)
 
-            return compute_into(func, args, kwargs)
-        runner = runner_of(func)
-        # As `active_transform` says, without the call.
-        if has_functorch() or forward_ad._current_level >= 0 or is_tracing():
-            raise _transformed(func, active_transform())
-        if is_custom or runner is None:
-            for arg in args:
-                if isinstance(arg, ShardedTensor):
-                    check_usable(arg)
-        if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
-            return custom()
-        if runner is not None:
-            quickly = runner.quickly
-            made = quickly(args, kwargs)
-            return made if type(made) is ShardedTensor else runner.run(args, kwargs, made)
-        handler = HANDLERS.get(func)
-        if handler is None:
-            return compute_by_gathering(func, args, kwargs)
-        return handler(*args, **kwargs)
+
+def _dispatch(
+    func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a torch function does, by the first of the tables of `dispatch.py` that has it."""
+    is_custom = func in CUSTOM or func in CUSTOM_FUNCTIONS
+    if kwargs.get("out") is not None and not is_custom:
+        from shardwise.sharded_tensor.out_argument import compute_into
+
+        return compute_into(func, args, kwargs)
+    if (transform := active_transform()) is not None:
+        raise _transformed(func, transform)
+    runner = runner_of(func)
+    if is_custom or runner is None:
+        for arg in args:
+            if isinstance(arg, ShardedTensor):
+                check_usable(arg)
+    if is_custom and (custom := _custom(func, types, args, kwargs)) is not None:
+        return custom()
+    if runner is not None:
+        quickly = runner.quickly
+        made = quickly(args, kwargs)
+        return made if type(made) is ShardedTensor else runner.run(args, kwargs, made)
+    handler = HANDLERS.get(func)
+    if handler is None:
+        return compute_by_gathering(func, args, kwargs)
+    return handler(*args, **kwargs)
 
 
 def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
