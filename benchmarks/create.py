@@ -136,7 +136,7 @@ def on_rank(rank: int, options: Options) -> list[Result]:
             group = group_name(shape, dist.get_world_size())
             case = Case(name, runs, group=group, counts=counts)
             is_small = full.nbytes < 1 << 23  # short exchanges scatter, and cost little to repeat
-            repeats = options.repeats * (4 if is_small else 1)
+            repeats = options.repeats * (12 if is_small else 1)
             results.append(measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()))
     return results
 

@@ -2,10 +2,8 @@
 
 [Note: fair timing] The systems of a case run in turns and the order rotates every round, so that
 a noisy moment or a warm cache favours nobody. Garbage collection is off while the clock runs. A
-short call is repeated until one sample takes ten milliseconds: what a turn costs (caches that the
-system before has filled, ranks that leave a barrier one after the other) is then a small part of
-it. A system that has spent its budget drops out with the samples it has; if its warm-up alone
-spends the budget, that run is its sample.
+short call is repeated until one sample takes a millisecond. A system that has spent its budget
+drops out with the samples it has; if its warm-up alone spends the budget, that run is its sample.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 
 System = Callable[[], object]  # one run
-_SAMPLE_S = 1e-2  # [Note: fair timing]
+_SAMPLE_S = 1e-3  # a shorter sample is mostly the clock's own error
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +152,8 @@ def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> Samples:
     elapsed = clock.time(run, 1, case.prepare)
     if elapsed >= budget_s:
         return Samples([elapsed], is_warm=False)
-    # A first run may be slow because it is the first, but not ten times.
-    if case.prepare is not None or elapsed >= 10 * _SAMPLE_S:
+    # A first run may be slow because it is the first, but not a hundred times.
+    if case.prepare is not None or elapsed >= 100 * _SAMPLE_S:
         return Samples()
     calls = 1
     while (elapsed := clock.time(run, calls, None)) < _SAMPLE_S:

@@ -86,7 +86,7 @@ def eager(options: Options) -> list[Result]:
     return [
         measure(
             Case(name, {who: run(make) for who, make in makers.items()}, group=EAGER),
-            repeats=options.repeats * 3,
+            repeats=options.repeats * 5,  # samples of a millisecond
             budget_s=options.budget_s,
             clock=clock(),
         )

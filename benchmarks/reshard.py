@@ -279,7 +279,7 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> list[R
             replace(case, name=f"{task.name}{SINGLE}", systems=alone, prepare=prepare),
         ]
     # Short exchanges scatter widely, and cost little to repeat.
-    repeats = options.repeats * (1 if is_large else 4)
+    repeats = options.repeats * (1 if is_large else 12)
     return [
         measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()) for case in cases
     ]

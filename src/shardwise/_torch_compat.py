@@ -67,6 +67,7 @@ __all__ = [
     "remote_device",
     "rpc_rank",
     "rpc_worker_ranks",
+    "run_backward",
     "shares_memory",
     "start_all_gather",
     "storage_key",
@@ -85,6 +86,9 @@ remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 # autograd then copies in every backward.
 has_functorch: Any = torch._C._are_functorch_transforms_active
 is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
+# What `torch.autograd.backward` calls once it has looked at its arguments, which takes as long as
+# some ops do: tensors, their gradients, retain_graph, create_graph, inputs.
+run_backward: Any = torch.autograd.graph._engine_run_backward
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 
 # torch 2.13 has new names for the next two, and warns of the old ones.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise._torch_compat import has_functorch, run_backward
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _Tensor: Any = torch.Tensor
+_has_modes: Any = torch._C._is_torch_function_mode_enabled
 
 
 @handles(_Tensor.backward)
@@ -36,15 +38,33 @@ def _backward(
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    carriers = live_state(tensor).carriers
-    if gradient is None and inputs is None and _are_ones(tensor._state):
-        try:  # as `_heard`, without a context, which is seen in a small backward
-            torch.autograd.backward(carriers, None, retain_graph, create_graph)
-        except Exception as problem:
-            tell_others(tensor._state, problem)
-            raise
-    else:
+    state = live_state(tensor)
+    if (
+        gradient is not None
+        or inputs is not None
+        or has_functorch()
+        or _has_modes()
+        or not _are_ones(state)
+    ):
         _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        return
+    carriers = state.carriers
+    ones = [torch.ones_like(one) if one.requires_grad else None for one in carriers]
+    if retain_graph is None:
+        retain_graph = create_graph
+    try:  # as `_heard`, without a context, which is seen in a small backward
+        run_backward(
+            carriers,
+            tuple(ones),
+            retain_graph,
+            create_graph,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    except Exception as problem:
+        tell_others(state, problem)
+        raise
 
 
 # As a method, since the way by which torch asks for it takes longer than many a backward.
@@ -53,7 +73,7 @@ ShardedTensor.backward = _backward  # type: ignore[assignment]  # of sharded ten
 
 def _are_ones(state: State) -> bool:
     """Whether the gradients that backward starts with are those that torch would take itself."""
-    if state.layout.pending == "avg":
+    if state.layout.pending == "avg" or not state.carriers[0].dtype.is_floating_point:
         return False
     return all([carrier.dim() == 0 for carrier in state.carriers])
 
