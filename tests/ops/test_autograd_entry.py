@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests.ops.parameters import WORLD_SIZE, Pair, check_same, layouts
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import shardwise
@@ -214,6 +216,48 @@ def test_backward_needs_one_element_or_a_gradient() -> None:
         pair = Pair(0, SHAPE, layouts(SHAPE, 2)[-1])
         with pytest.raises(OpError, match="only for scalar outputs"):
             (pair.given * 2).backward()
+
+    simulate(on_rank, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_backward_of_a_scalar_says_what_torch_says_and_shows_itself_to_modes() -> None:
+    """It calls torch's engine past `torch.autograd.backward`, which users may not notice."""
+
+    class Seeing(TorchFunctionMode):
+        seen: list[Any]
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.seen.append(func)
+            return func(*args, **kwargs or {})
+
+    def on_rank(rank: int) -> None:
+        layout = layouts(SHAPE, 2)[-1]
+        pair = Pair(0, SHAPE, layout)
+        wrong = (pair.given.detach().sum(), (pair.given * 1j).sum())
+        full = (pair.full.detach().sum(), (pair.full * 1j).sum())
+        for one, other in zip(wrong, full, strict=True):
+            with pytest.raises(RuntimeError) as expected:
+                other.backward()
+            with pytest.raises(RuntimeError, match=re.escape(str(expected.value))):
+                one.backward()
+        loss = pair.given.square().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        loss = pair.given.square().sum()
+        loss.backward(create_graph=True)  # which retains the graph
+        loss.backward()
+        pair.full.square().sum().mul(3).backward()
+        _check_grads([pair], "three times")
+        mode = Seeing()
+        mode.seen = []
+        loss = pair.given.square().sum()
+        with mode:
+            loss.backward()
+        assert torch.autograd.backward in mode.seen
 
     simulate(on_rank, 2)
 

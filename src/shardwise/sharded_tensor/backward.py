@@ -142,6 +142,13 @@ def _incoming(state: State, gradient: torch.Tensor | None) -> tuple[torch.Tensor
                 got=f"a ShardedTensor of shape {shape}",
                 fix="Pass gradient=, or reduce it to one element.",
             )
+        if not state.dtype.is_floating_point:
+            raise OpError(
+                "grad can be implicitly created only for real scalar outputs but got "
+                f"{state.dtype}",
+                rank=state.rank,
+                fix="Pass gradient=, or take the real part or the absolute value.",
+            )
         given = tuple(torch.ones_like(carrier) for carrier in state.carriers)
     else:
         if tuple(gradient.shape) != shape:
