@@ -177,7 +177,7 @@ def _check_sliced(results: Sequence[list[list[torch.Tensor]]]) -> None:
 
 
 def test_batches_take_the_memory_of_few_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "_FEWEST_CORES", 1 << 20)  # else a few more, and not seen from here
+    monkeypatch.setattr(aside, "_MOST_THREADS", 0)  # else a few more, and not seen from here
     shapes = [(96, 64), (96, 63), (93, 64)]  # of which each is a batch of its own
     plans = [plan_reshard(_layout("chunk(0)", s), _layout("chunk(1)", s), 4) for s in shapes]
 
@@ -192,8 +192,8 @@ def test_batches_take_the_memory_of_few_slices(monkeypatch: pytest.MonkeyPatch) 
         assert outputs < found <= outputs + 2 * 4 * (2 << 20)
 
 
-def _moved_aside(rank: int, with_inference: bool) -> tuple[bool, int]:
-    """Whether results are right, and how many are inference tensors; a thread hands them out."""
+def _moved_aside(rank: int, num_cores: int, with_inference: bool) -> tuple[bool, int]:
+    """Whether results are right, and how many are inference tensors; threads hand them out."""
     names: set[str] = set()
 
     def noted(stack: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -204,23 +204,25 @@ def _moved_aside(rank: int, with_inference: bool) -> tuple[bool, int]:
     held = [random_shards(plan.source, seed=k)[rank] for k in range(1000)]
     (box,) = plan.target.boxes_of(rank)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode(with_inference):
-        patch.setattr(aside, "_FEWEST_CORES", 1)
+        patch.setattr(aside, "_num_cores", lambda: num_cores)
         patch.setattr(batch, "unbind_copy", noted)
         results = execute_all([Transfer(plan, shards) for shards in held])
-    assert [name.split("_")[0] for name in names] == ["shardwise aside"]
+    assert {name.split("_")[0] for name in names} == {"shardwise aside"}
+    assert len(names) <= num_cores // 4
     fulls = {k: assemble(plan.source, random_shards(plan.source, seed=k)) for k in (0, 500, 999)}
     is_equal = all(torch.equal(results[k][0], full[box.slices()]) for k, full in fulls.items())
     return is_equal, sum(tensor.is_inference() for result in results for tensor in result)
 
 
+@pytest.mark.parametrize("num_cores", [4, 8])
 @pytest.mark.parametrize("with_inference", [False, True])
-def test_a_second_thread_hands_out_what_the_first_would(with_inference: bool) -> None:
-    found = shardwise.run_local(_moved_aside, 3, with_inference)
+def test_other_threads_hand_out_what_the_first_would(num_cores: int, with_inference: bool) -> None:
+    found = shardwise.run_local(_moved_aside, 3, num_cores, with_inference)
     assert found == [(True, 1000 if with_inference else 0)] * 3
 
 
-def test_what_a_second_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "_FEWEST_CORES", 1)
+def test_what_another_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_num_cores", lambda: 8)
     calls = Aside(8)
     calls.call(lambda: 1)
     calls.call(lambda: 1 / 0)

@@ -1,8 +1,8 @@
-"""Work that a second thread does while the first goes on with what comes next.
+"""Work that other threads do while the first goes on with what comes next.
 
 A batch of thousands of small tensors is mostly copies, for which torch lets go of Python's lock:
-two threads take two thirds of the time of one. A thread is started for large batches alone, and
-only where this process has cores to spare.
+two threads take three quarters of the time of one, three a little less. They are started for large
+batches alone, and only where this process has cores to spare.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["Aside"]
 
 _FEWEST_CALLS = 8  # that are worth a thread
-_FEWEST_CORES = 4  # with less, other ranks and the threads of gloo need them
-_MOST_BEHIND = 2  # calls that wait or run at a time, because each holds memory
+_CORES_PER_THREAD = 4  # with less, other ranks and the threads of gloo need them
+_MOST_THREADS = 2  # more would not be quicker
 
 
 class Aside:
-    """Calls that another thread makes, in their order; or this one, where that is not worth it."""
+    """Calls that other threads make, of which none waits for another; or this one, if it must."""
 
     def __init__(self, num_calls: int) -> None:
-        is_worth_it = num_calls >= _FEWEST_CALLS and _num_cores() >= _FEWEST_CORES
-        self._pool = ThreadPoolExecutor(1, "shardwise aside") if is_worth_it else None
+        threads = min(_num_cores() // _CORES_PER_THREAD, _MOST_THREADS)
+        self._pool: ThreadPoolExecutor | None = None
+        if threads and num_calls >= _FEWEST_CALLS:
+            self._pool = ThreadPoolExecutor(threads, "shardwise aside")
+        self._most_behind = threads  # calls that wait or run beside a new one: each holds memory
         self._is_inference = torch.is_inference_mode_enabled()
         self._calls: list[Future[None]] = []
 
@@ -38,7 +41,7 @@ class Aside:
         if self._pool is None:
             function()
         else:
-            self.catch_up(behind=_MOST_BEHIND - 1)
+            self.catch_up(behind=self._most_behind)
             self._calls.append(self._pool.submit(self._run, function))
 
     def catch_up(self, *, behind: int = 0) -> None:

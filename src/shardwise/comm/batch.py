@@ -8,8 +8,8 @@ tensors are not batched, and memory, which is why nothing is when there is a cap
 [Note: slices] On a CPU the copies are cheap only while they stay in its cache, and memory that is
 used for the first time costs more than the copy into it. So a large batch is cut into slices that
 are carried out one after the other. While one flies the next is packed, so two sets of stacks and
-messages are enough for all of them, and slices use them in turns; a few more where a second thread
-hands out the results (`aside.py`).
+messages are enough for all of them, and slices use them in turns; a few more where other threads
+hand out the results (`aside.py`).
 """
 
 from __future__ import annotations
