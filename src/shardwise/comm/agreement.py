@@ -242,8 +242,13 @@ class _Story:
 
 def _digest(what: str, values: Mapping[str, object], problem: Exception | None) -> bytes:
     texts = [what, _problem_text(problem) or ""]
+    known: dict[int, str] = {}  # thousands of tensors have few layouts
     for name in sorted(values):
-        texts += name, identity(values[name])
+        value = values[name]
+        text = known.get(id(value))
+        if text is None:
+            text = known[id(value)] = identity(value)
+        texts += name, text
     # With their lengths, so that no two lists of texts run together into the same bytes.
     joined = "".join([f"{len(text)}:{text}" for text in texts])
     return hashlib.blake2b(

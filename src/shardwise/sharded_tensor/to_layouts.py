@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -46,7 +47,7 @@ Tensors = TypeVar("Tensors", bound="Sequence[Any] | Mapping[str, Any]")
 _LEAST = 1 << 26  # bytes of a step in place: what is less goes in one exchange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move:
     """One tensor and where it goes."""
 
@@ -54,7 +55,7 @@ class Move:
     tensor: ShardedTensor
     state: State
     target: ReshardTarget
-    also: list[Any] = field(default_factory=list)  # other names of the same tensor
+    also: tuple[Any, ...] = ()  # other names of the same tensor
     is_gradient: bool = False  # whether it is the tensor's gradient that moves
 
     @property
@@ -83,7 +84,7 @@ class Move:
     @property
     def nbytes(self) -> int:
         """Of the whole tensor."""
-        return torch.Size(self.state.layout.shape).numel() * self.state.dtype.itemsize
+        return math.prod(self.state.layout.shape) * self.state.dtype.itemsize
 
 
 def reshard_all(
@@ -250,6 +251,7 @@ def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
 
 def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Move]:
     targets = _targets(names, specs)
+    known: dict[tuple[int, tuple[int, ...]], ReshardTarget] = {}  # by what is asked for, and shape
     by_tensor: dict[Any, Move] = {}
     for name, tensor in zip(names, tensors, strict=True):
         if not isinstance(tensor, ShardedTensor) or name not in targets:
@@ -261,19 +263,23 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Mov
                 rank=state.rank,
                 fix="It moves values only: use torch.no_grad(), or shardwise.reshard for each.",
             )
-        try:
-            target = target_of(targets[name], state.layout.shape, state.rank)
-        except Exception as error:
-            error.add_note(f"while resharding {name!r}")
-            raise
+        asked = id(targets[name]), state.layout.shape
+        target = known.get(asked)
+        if target is None:
+            try:
+                target = known[asked] = target_of(targets[name], state.layout.shape, state.rank)
+            except Exception as error:
+                error.add_note(f"while resharding {name!r}")
+                raise
         # Tied: one tensor by two names moves once, and stays tied.
         key = (id(tensor), target.layout, target.devices)
         if key in by_tensor:
-            by_tensor[key].also.append(name)
+            by_tensor[key].also += (name,)
         else:
             by_tensor[key] = Move(name, tensor, state, target)
     found = list(by_tensor.values())
-    groups = {tuple(move.state.comm.ranks) for move in found}
+    members = {id(move.state.comm): move.state.comm for move in found}
+    groups = {tuple(one.ranks) for one in members.values()}
     if len(groups) > 1:
         raise ArgumentValueError(
             "tensors of reshard_all",
@@ -348,9 +354,10 @@ def carry_out(moves: Sequence[Move], members: Communicator, max_bytes: int | Non
     found = []
     for move, shards in zip(moves, moved, strict=True):
         state, target = move.state, move.target
-        carriers = carriers_of(shards, dtype=state.dtype, device=move.home)
-        for carrier in carriers:
-            carrier.requires_grad_(state.requires_grad)
+        carriers = shards or carriers_of((), dtype=state.dtype, device=move.home)
+        if state.requires_grad:
+            for carrier in carriers:
+                carrier.requires_grad_()
         found.append(state.with_carriers(carriers, layout=target.layout, spec=target.spec))
     return found
 
