@@ -328,14 +328,18 @@ def capped_tasks(shape: tuple[int, ...]) -> tuple[Task, ...]:
 
 
 def many(num_tensors: int, rank: int, world_size: int, options: Options) -> Result:
-    """Many small tensors: in one exchange, and one by one."""
-    source, target = Task("", (64, 64), "chunk(0)", "chunk(1)").layouts(world_size)
+    """Many small tensors: in one exchange, as `reshard_all` does it too, and one by one."""
+    shape, rows, columns = (64, 64), "chunk(0)", "chunk(1)"
+    source, target = Task("", shape, rows, columns).layouts(world_size)
     plan = plan_reshard(source, target, 4)
     shards = [local_shards(source, rank) for _ in range(num_tensors)]
     hand = [by_hand(plan, held, rank) for held in shards]
+    one = shardwise.distribute(torch.randn(shape), shardwise.parse_spec(rows, device="cpu"))
+    tensors, to = [one.clone() for _ in shards], shardwise.parse_spec(columns, device="cpu")
 
     systems: dict[str, System | str | None] = {  # each gives all results
         "one exchange": lambda: execute_all([Transfer(plan, held) for held in shards]),
+        "reshard_all": lambda: shardwise.reshard_all(tensors, to),
         "one exchange each": lambda: [execute(plan, held) for held in shards],
         "by hand, one each": lambda: [run() for run in hand],
     }
