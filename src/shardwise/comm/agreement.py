@@ -6,13 +6,18 @@ import hashlib
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, cast
+
+import torch
 
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
 from shardwise.comm.tracing import recorded
 from shardwise.errors import AbsentRanksError, AgreementError
+from shardwise.geometry import Layout
 from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
@@ -31,6 +36,8 @@ __all__ = [
     "to_agree_on",
 ]
 
+_PLAIN = frozenset({bool, int, str, NoneType, torch.dtype, torch.device, Layout})
+_FEW = 16  # values of a call whose digest is kept
 _DIGEST_BYTES = 16
 _SHOWN_LENGTH = 100
 _PROBLEM_LENGTH = 400  # an error's end is where it says what to do
@@ -127,14 +134,15 @@ class Agreement:
 
     def flight(self) -> EarlyFlight | None:
         """The first of these flights, which need not wait; None where it must."""
-        return None if self._tag is None else self._group.early_flight(self._tag)
+        return None if self._tag is None else self._group.early_flight(self._tag, self._own)
 
     def reach(self, flight: EarlyFlight | None = None) -> None:
         """Returns once all ranks have agreed, or raises; `flight` is what flies already."""
         own, group = self._own, self._group
         try:
             with recorded("compare arguments", group, len(own)):
-                digests = group.compare(own, timeout=check_timeout())
+                compare = partial(group.compare, own) if flight is None else flight.compared
+                digests = compare(timeout=check_timeout())
         except AbsentRanksError as error:
             error.add_note(f"Compared were the arguments of {self._what}.")
             raise
@@ -241,6 +249,28 @@ class _Story:
 
 
 def _digest(what: str, values: Mapping[str, object], problem: Exception | None) -> bytes:
+    if problem is None and len(values) <= _FEW and all(map(_is_plain, values.values())):
+        # The types too, since 1 == True.
+        return _known_digest(what, tuple(values.items()), tuple(map(type, values.values())))
+    return _new_digest(what, values, problem)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is small, has a hash, and never changes."""
+    if type(value) in (tuple, torch.Size):
+        return all([type(one) is int for one in cast("tuple[object, ...]", value)])
+    return type(value) in _PLAIN
+
+
+@lru_cache(maxsize=256)
+def _known_digest(
+    what: str, values: tuple[tuple[str, object], ...], types: tuple[type, ...]
+) -> bytes:
+    """Ranks that compare once will often compare the same again."""
+    return _new_digest(what, dict(values), None)
+
+
+def _new_digest(what: str, values: Mapping[str, object], problem: Exception | None) -> bytes:
     texts = [what, _problem_text(problem) or ""]
     known: dict[int, str] = {}  # thousands of tensors have few layouts
     for name in sorted(values):

@@ -48,7 +48,13 @@ class Flight(Protocol):
 
 
 class EarlyFlight(Flight, Protocol):
-    """A flight that leaves before ranks have agreed. [Note: early messages] in `agreement.py`."""
+    """A flight that leaves before ranks have agreed. [Note: early messages] in `agreement.py`.
+
+    At `launch` the digest leaves by which they do.
+    """
+
+    def compared(self, *, timeout: float) -> list[bytes]:
+        """Everybody's digest, as `Communicator.compare` gives it."""
 
     def leave(self, peers: Collection[int]) -> None:
         """Waits for all messages but those of these peers, which never come."""
@@ -74,8 +80,8 @@ class Communicator(Protocol):
     def apart(self, tag: int) -> Communicator:
         """This group with flights whose messages meet only those of the same tag, if it can."""
 
-    def early_flight(self, tag: int) -> EarlyFlight | None:
-        """A flight of `apart`; None if it cannot, as on all other ranks."""
+    def early_flight(self, tag: int, digest: bytes) -> EarlyFlight | None:
+        """A flight of `apart` beside a digest; None if it cannot, as on all other ranks."""
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         """`output` = everybody's flat `mine`, in order of group rank; equal lengths."""

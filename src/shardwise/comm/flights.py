@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from shardwise.comm.ranks import GroupRanks
+    from shardwise.comm.roll_call import Ending
     from shardwise.comm.watch import Watch
 
-__all__ = ["TAG", "BatchedFlight", "PostedFlight", "as_bytes"]
+__all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "PostedFlight", "as_bytes"]
 
 TAG = 0x5A4D  # any but 0, the tag of a user's own messages
 
@@ -70,6 +71,30 @@ class PostedFlight:
         works, self._works = self._works, [None] * len(self._works)
         self._watch.wait(works)
         self._buffers.clear()
+
+
+class EarlyPostedFlight(PostedFlight):
+    """The same beside a digest that ranks compare, which leaves at `launch`."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ranks: GroupRanks,
+        watch: Watch,
+        tag: int,
+        begin: Callable[[], Ending],
+    ) -> None:
+        super().__init__(group, ranks, watch, tag)
+        self._begin = begin
+        self._ending: Ending | None = None
+
+    def launch(self) -> None:
+        self._ending = self._begin()
+
+    def compared(self, *, timeout: float) -> list[bytes]:
+        """Everybody's digest, as `Communicator.compare` gives it."""
+        assert self._ending is not None
+        return self._ending(timeout)
 
     def leave(self, peers: Collection[int]) -> None:
         """Waits for all messages but those of these peers, which never come."""

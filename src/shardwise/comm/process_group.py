@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
-from shardwise.comm.flights import TAG, BatchedFlight, PostedFlight
+from shardwise.comm.flights import TAG, BatchedFlight, EarlyPostedFlight, PostedFlight
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
@@ -128,10 +129,11 @@ class ProcessGroupCommunicator:
         found._tag = tag
         return found
 
-    def early_flight(self, tag: int) -> EarlyFlight | None:
+    def early_flight(self, tag: int, digest: bytes) -> EarlyFlight | None:
         if self.backend != "gloo":
             return None
-        return PostedFlight(self._group, self.ranks, self._watch, tag)
+        begin = partial(self._roll_call.begin, self._group, digest)
+        return EarlyPostedFlight(self._group, self.ranks, self._watch, tag, begin)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         all_gather_single(output, mine, group=self._group)

@@ -21,10 +21,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from shardwise.comm.ranks import GroupRanks
 
 __all__ = ["RollCall"]
+
+Ending = Callable[[float], list[bytes]]
 
 _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
@@ -55,6 +59,17 @@ class _Verdict:
     absent: tuple[int, ...]
     waited: float
     timed_out: bool
+
+
+class _Posted(NamedTuple):
+    """A digest on its way to everybody, and theirs."""
+
+    digest: bytes
+    mine: torch.Tensor
+    heard: dict[int, torch.Tensor]  # by group rank
+    works: dict[int, dist.Work]  # of those that can be heard
+    sends: list[dist.Work]
+    gone: RuntimeError | None  # what was found out about a rank that is not there
 
 
 class RollCall:
@@ -77,11 +92,21 @@ class RollCall:
 
     def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
         """Everybody's digest, in order of group rank."""
+        return self.begin(group, digest)(timeout)
+
+    def begin(self, group: dist.ProcessGroup, digest: bytes) -> Ending:
+        """The same in two steps: what it returns waits for the others, up to so many seconds.
+
+        The digest has left before that if it goes straight to everybody.
+        """
+        self._number += 1
+        if self._verdict is None and self._closes and len(self._ranks) <= _FEW:
+            return partial(self._hear, group, self._post(group, digest))
+        return partial(self._gather, group, digest)
+
+    def _gather(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> list[bytes]:
         if self._verdict is not None:
             raise self._error(self._verdict)
-        self._number += 1
-        if self._closes and len(self._ranks) <= _FEW:
-            return self._compare_directly(group, digest, timeout)
         book = self._book(group)
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
         output = torch.empty(len(digest) * len(self._ranks), dtype=torch.uint8, device=mine.device)
@@ -102,24 +127,28 @@ class RollCall:
         flat = output.cpu().numpy().tobytes()
         return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
 
-    def _compare_directly(
-        self, group: dist.ProcessGroup, digest: bytes, timeout: float
-    ) -> list[bytes]:
+    def _post(self, group: dist.ProcessGroup, digest: bytes) -> _Posted:
+        """Sends the digest to everybody."""
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         me = self._ranks.group_rank(self._rank)
         heard = {at: torch.empty_like(mine) for at in range(len(self._ranks)) if at != me}
-        began = time.monotonic()
-        silent = list(heard)  # from whom nothing has come yet
         works: dict[int, dist.Work] = {}
         sends: list[dist.Work] = []
+        gone: RuntimeError | None = None
+        for at, box in heard.items():
+            try:
+                works[at] = group.recv([box], at, _TAG)
+                sends.append(group.send([mine], at, _TAG))
+            except RuntimeError as error:  # the others are to hear of this rank all the same
+                gone = error
+        return _Posted(digest, mine, heard, works, sends, gone)
+
+    def _hear(self, group: dist.ProcessGroup, posted: _Posted, timeout: float) -> list[bytes]:
+        """What everybody has sent."""
+        digest, mine, heard, works, sends, gone = posted
+        began = time.monotonic()
+        silent = list(heard)  # from whom nothing has come yet
         try:
-            gone = None
-            for at, box in heard.items():
-                try:
-                    works[at] = group.recv([box], at, _TAG)
-                    sends.append(group.send([mine], at, _TAG))
-                except RuntimeError as error:  # the others are to hear of this rank all the same
-                    gone = error
             for at, work in works.items():
                 _wait_until(work, began + timeout)
                 silent.remove(at)
@@ -137,7 +166,8 @@ class RollCall:
                 timeout if timed_out else waited, timed_out=timed_out, absent=absent
             )
             raise self._error(self._verdict) from error
-        return [digest if at == me else _bytes(heard[at]) for at in range(len(self._ranks))]
+        boxes = {at: _bytes(box) for at, box in heard.items()}
+        return [boxes.get(at, digest) for at in range(len(self._ranks))]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
         return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)

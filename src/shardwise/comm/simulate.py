@@ -239,7 +239,7 @@ class SimulatedCommunicator:
     def apart(self, tag: int) -> Communicator:
         return self
 
-    def early_flight(self, tag: int) -> None:
+    def early_flight(self, tag: int, digest: bytes) -> None:
         """Nobody waits for digests: one rank runs at a time."""
 
     # -- collectives --------------------------------------------------------------------------
