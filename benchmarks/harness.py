@@ -1,9 +1,11 @@
 """The one harness of all benchmarks: systems in turns, medians with spread, exact counts.
 
-[Note: fair timing] The systems of a case run in turns and the order rotates every round, so that
-a noisy moment or a warm cache favours nobody. Garbage collection is off while the clock runs. A
-short call is repeated until one sample takes a millisecond. A system that has spent its budget
-drops out with the samples it has; if its warm-up alone spends the budget, that run is its sample.
+[Note: fair timing] The systems of a case run in turns. The order changes every round, such that
+each system goes first and follows every other equally often: neither a noisy moment nor what the
+one before has left in caches and memory favours anybody. Garbage collection is off while the clock
+runs. A short call is repeated until one sample takes a millisecond. A system that has spent its
+budget drops out with the samples it has; if its warm-up alone spends the budget, that run is its
+sample.
 """
 
 from __future__ import annotations
@@ -134,17 +136,27 @@ def measure(
     clock = clock or Clock()
     runs = {system: run for system, run in case.systems.items() if callable(run)}
     samples = {system: _warm_up(run, case, clock, budget_s) for system, run in runs.items()}
-    order = list(runs)
-    for _ in range(repeats):
-        for system in order:
+    names = list(runs)
+    for order in itertools.islice(itertools.cycle(_orders(len(names))), repeats):
+        for system in (names[place] for place in order):
             taken = samples[system]
             if taken.spent_s < budget_s:
                 elapsed = clock.time(runs[system], taken.calls, case.prepare)
                 taken.seconds.append(elapsed / taken.calls)
-        order = order[1:] + order[:1]
     reasons = {system: str(run or "-") for system, run in case.systems.items() if not callable(run)}
     systems = tuple(case.systems)
     return Result(case.name, case.size, case.group, systems, samples, reasons, case.counts)
+
+
+def _orders(count: int) -> list[list[int]]:
+    """Orders in which each number is first, and follows each other one, equally often.
+
+    Those that E. J. Williams gave: 0, 1, n - 1, 2, n - 2, ..., and the same counted on from every
+    other number; of an odd n also backwards.
+    """
+    zigzag = [-(k // 2) % count if k % 2 == 0 else k // 2 + 1 for k in range(count)]
+    found = [[(place + start) % count for place in zigzag] for start in range(count)]
+    return found if count % 2 == 0 else found + [order[::-1] for order in found]
 
 
 def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> Samples:

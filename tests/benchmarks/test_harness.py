@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -39,11 +41,21 @@ class FakeTime:
         return run
 
 
-def test_systems_take_turns_and_nobody_always_goes_first() -> None:
+@pytest.mark.parametrize("count", range(1, 7))
+def test_systems_take_turns_and_each_follows_every_other_equally_often(count: int) -> None:
     fake, log = FakeTime(), list[str]()
-    systems = {name: fake.takes(200 * MS, log=log, name=name) for name in "abc"}
-    measure(Case("turns", systems), repeats=4, budget_s=9.0, clock=fake.clock())
-    assert "".join(log[3:]) == "abcbcacababc"  # after three warm-ups
+    names = "abcdef"[:count]
+    systems = {name: fake.takes(200 * MS, log=log, name=name) for name in names}
+    repeats = count * (1 + count % 2)
+    measure(Case("turns", systems), repeats=repeats, budget_s=99.0, clock=fake.clock())
+    taken = log[count:]  # after the warm-ups
+    rounds = [taken[k : k + count] for k in range(0, len(taken), count)]
+    assert len(rounds) == repeats
+    assert all(sorted(order) == list(names) for order in rounds)
+    assert set(Counter(order[0] for order in rounds).values()) == {repeats // count}
+    followed = Counter(pair for order in rounds for pair in pairwise(order))
+    assert len(followed) == count * (count - 1)
+    assert len(set(followed.values())) <= 1
 
 
 def test_warm_up_is_not_a_sample() -> None:
