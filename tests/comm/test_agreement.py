@@ -52,6 +52,14 @@ def _group(group: object) -> Any:
     return group
 
 
+def _digests(*values: object) -> list[bytes]:
+    """By which ranks would compare each."""
+    group = _Recording()
+    for value in values:
+        agree("zeros", {"value": value}, group=_group(group))
+    return group.digests
+
+
 # ---- when ----
 
 
@@ -118,6 +126,7 @@ HALVES = [Box((0,), (2,)), Box((2,), (4,))]
 )
 def test_equal_values_have_one_identity(one: object, same: object) -> None:
     assert identity(one) == identity(same)
+    assert _digests(one, same, one) == _digests(one) * 3
 
 
 @pytest.mark.parametrize(
@@ -143,6 +152,9 @@ def test_equal_values_have_one_identity(one: object, same: object) -> None:
 )
 def test_different_values_have_different_identities(one: object, other: object) -> None:
     assert identity(one) != identity(other)
+    first, second, *again = _digests(one, other, one, other)  # of which some are remembered
+    assert first != second
+    assert again == [first, second]
 
 
 # ---- who ----
