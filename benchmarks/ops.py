@@ -1,7 +1,8 @@
 """Ops on sharded tensors beside plain tensors, hand-written communication and DTensor.
 
 "eager" is what our Python costs: tiny tensors on one rank, where every system computes the same and
-nothing is sent. "optimizer" is one AdamW step over a hundred parameters. "MLP" is a tensor-parallel
+nothing is sent; "bare" is a subclass of torch.Tensor that does nothing but unwrap, call torch and
+wrap. "optimizer" is one AdamW step over a hundred parameters. "MLP" is a tensor-parallel
 Linear-GELU-Linear, forward and backward with a gradient of its input, on 2 and 4 local ranks (gloo,
 loopback): by hand with two all-reduces of torch.distributed, by DTensor's parallelize_module, and
 ours, in which the model is plain torch on sharded parameters and the result is resharded.
@@ -34,7 +35,7 @@ from benchmarks.tensor_parallel import Enter, Leave
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PLAIN, DTENSOR, HAND = "plain", "DTensor", "by hand"
+PLAIN, BARE, DTENSOR, HAND = "plain", "bare", "DTensor", "by hand"
 EAGER, OPTIMIZER = "eager, 1 rank", "optimizer, 1 rank, 100 parameters"
 BLOCK, ADD, ADD_FUNCTION = "Linear-GELU-Linear, both ways", "x + y", "torch.add(x, y)"
 SIZES = ((64, 256, 4), (256, 1024, 8), (1024, 4096, 64))  # width, hidden width, batch
@@ -57,6 +58,43 @@ def weights_of(width: int, hidden: int) -> list[torch.Tensor]:
 # -- what Python costs -----------------------------------------------------------------------------
 
 
+class Bare(torch.Tensor):
+    """The least that a subclass which holds another tensor can do: no checks, no layouts."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def of(held: torch.Tensor) -> Any:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        made = make(  # by position, which is quickest
+            Bare,
+            held.shape,
+            None,
+            None,
+            None,
+            held.dtype,
+            torch.strided,
+            held.device,
+            False,
+            held.requires_grad,
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return Bare.of(func(*[arg.held for arg in args]))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no cls
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} went past __torch_function__")
+
+    def backward(self) -> None:  # type: ignore[override]  # all that is needed here
+        self.held.backward()
+
+
 def eager(options: Options) -> list[Result]:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -66,11 +104,16 @@ def eager(options: Options) -> list[Result]:
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
         "ours": lambda t: shardwise.distribute(t, rows),
         PLAIN: lambda t: t,
+        BARE: Bare.of,
         DTENSOR: lambda t: distribute_tensor(t, devices, [Replicate()]),
     }
 
     def both_ways(make: Callable[[torch.Tensor], Any]) -> System:
-        weights = [torch.nn.Parameter(make(w)) for w in weights_of(8, 16)]
+        values = weights_of(8, 16)
+        if make is Bare.of:  # which knows nothing of parameters
+            weights = [make(torch.nn.Parameter(value)) for value in values]
+        else:
+            weights = [torch.nn.Parameter(make(value)) for value in values]
         given = make(x)
         return lambda: block(given, weights).sum().backward()
 
