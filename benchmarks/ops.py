@@ -59,7 +59,7 @@ def weights_of(width: int, hidden: int) -> list[torch.Tensor]:
 
 
 class Bare(torch.Tensor):
-    """The least that a subclass which holds another tensor can do: no checks, no layouts."""
+    """A subclass which holds another tensor, and does nothing else: no checks, no layouts."""
 
     held: torch.Tensor
 

@@ -56,6 +56,7 @@ __all__ = [
     "group_store",
     "has_default_shard_order",
     "has_functorch",
+    "has_modes",
     "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
@@ -85,6 +86,7 @@ remote_device = _remote_device  # torch's `rank:1/cuda:0`: a worker and a device
 # Whether torch.func runs. To look at its stack instead would make one for this thread, which
 # autograd then copies in every backward.
 has_functorch: Any = torch._C._are_functorch_transforms_active
+has_modes: Any = torch._C._is_torch_function_mode_enabled  # whether a user's mode sees calls
 is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 # What `torch.autograd.backward` calls once it has looked at its arguments, which takes as long as
 # some ops do: tensors, their gradients, retain_graph, create_graph, inputs.

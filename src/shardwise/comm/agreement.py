@@ -103,8 +103,9 @@ class Agreement:
     """What all ranks of a group are to agree on.
 
     [Note: early messages] Messages of what is to be agreed on may leave before the digests, since
-    the wait for these is as long as a small exchange. Such a message has a tag that is made of its
-    sender's digest, so it lands only where the receiver has the same. Once ranks are known to
+    the wait for these is as long as a small exchange; the digests follow at once, at the flight's
+    `launch`. Such a message has a tag that is made of its sender's digest, so it lands only where
+    the receiver has the same. Once ranks are known to
     differ, each waits for the messages between it and those of its own digest, leaves the others,
     which nothing will ever meet, and raises. Tags of a later agreement are different ones, because
     they contain how often ranks have differed, which all know.
@@ -249,6 +250,7 @@ class _Story:
 
 
 def _digest(what: str, values: Mapping[str, object], problem: Exception | None) -> bytes:
+    """What stands for a call when ranks compare; remembered, if nothing in it can change."""
     if problem is None and len(values) <= _FEW and all(map(_is_plain, values.values())):
         # The types too, since 1 == True.
         return _known_digest(what, tuple(values.items()), tuple(map(type, values.values())))
@@ -294,7 +296,7 @@ def _stories(
     what: str, values: Mapping[str, object], *, group: Communicator, problem: Exception | None
 ) -> list[_Story]:
     texts = {
-        name: (_digest(identity(value), {}, None).hex(), shown(value)[:_LONGEST])
+        name: (_new_digest(identity(value), {}, None).hex(), shown(value)[:_LONGEST])
         for name, value in values.items()
     }
     own = _Story(group.rank, what, texts, _problem_text(problem))

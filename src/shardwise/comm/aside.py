@@ -1,8 +1,8 @@
 """Work that other threads do while the first goes on with what comes next.
 
-A batch of thousands of small tensors is mostly copies, for which torch lets go of Python's lock:
-two threads take three quarters of the time of one, three a little less. They are started for large
-batches alone, and only where this process has cores to spare.
+A batch of thousands of small tensors is mostly copies, for which torch lets go of Python's lock, so
+two or three threads are quicker than one. They are started for large batches alone, and only where
+this process has cores to spare.
 """
 
 from __future__ import annotations

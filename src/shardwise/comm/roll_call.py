@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from shardwise._torch_compat import Store
     from shardwise.comm.ranks import GroupRanks
 
-__all__ = ["RollCall"]
+__all__ = ["Ending", "RollCall"]
 
-Ending = Callable[[float], list[bytes]]
+Ending = Callable[[float], list[bytes]]  # of a comparison: waits so many seconds for all digests
 
 _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
@@ -73,7 +73,7 @@ class _Posted(NamedTuple):
 
 
 class RollCall:
-    """The numbered exchanges of a group, in which every rank calls `compare` equally often.
+    """The numbered exchanges of a group, which every rank begins equally often.
 
     `closes` says that the backend ends a timed out exchange for all; see Note: Who did not come.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise._torch_compat import has_functorch, run_backward
+from shardwise._torch_compat import has_functorch, has_modes, run_backward
 from shardwise.comm.differentiable import Exchange, exchange
 from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _Tensor: Any = torch.Tensor
-_has_modes: Any = torch._C._is_torch_function_mode_enabled
 
 
 @handles(_Tensor.backward)
@@ -43,7 +42,7 @@ def _backward(
         gradient is not None
         or inputs is not None
         or has_functorch()
-        or _has_modes()
+        or has_modes()
         or not _are_ones(state)
     ):
         _backward_of_all(tensor, gradient, retain_graph, create_graph, inputs=inputs)

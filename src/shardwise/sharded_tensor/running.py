@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardwise._torch_compat import forward_ad, has_functorch, is_tracing
+from shardwise._torch_compat import forward_ad, has_functorch, has_modes, is_tracing
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["compare_calls"]
 
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
-_has_modes: Any = torch._C._is_torch_function_mode_enabled
 _Tensor: Any = torch.Tensor
 _STRIDED = torch.strided
 _NOTHING = nullcontext()
@@ -427,7 +426,7 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
         if (
             (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
             or runner is None
-            or _has_modes()
+            or has_modes()
             or has_functorch()  # as `active_transform` says, without the call
             or forward_ad._current_level >= 0
             or is_tracing()

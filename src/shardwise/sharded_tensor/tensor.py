@@ -366,7 +366,7 @@ class ShardedTensor(ShardedTensorBase):
         if runner is None and func in OUTER:
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
-        # Most calls, which are as short as they can be: the rest is in a function of its own.
+        # What remains below is the way of most calls, so it is kept short.
         if (
             runner is None
             or kwargs
