@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["call_site", "user_level"]
+__all__ = ["NOWHERE", "call_site", "user_level"]
 
-_INNER = ("shardwise.", "torch.", "contextlib.", "functools.")  # modules that are not the user's
+# Modules that are not the user's; a simulated rank starts in `threading`.
+_INNER = ("shardwise.", "torch.", "contextlib.", "functools.", "threading.")
+NOWHERE = "?"  # no line is the user's: all of them are in torch's own modules
 
 
 def _is_inner(frame: FrameType) -> bool:
@@ -32,5 +34,5 @@ def call_site() -> str:
     while frame is not None and _is_inner(frame):
         frame = frame.f_back
     if frame is None:
-        return "?"
+        return NOWHERE
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -111,6 +111,13 @@ def test_a_rehearsal_sends_what_a_step_with_data_sends(plan: ShardingPlan) -> No
     assert any(rehearsed.sent.values())
 
 
+def test_a_rehearsal_names_no_line_where_none_is_the_users() -> None:
+    inputs = [InputShape((7, 6), torch.float32)]
+    rehearsed = rehearse(_mlp, PLANS[0], 3, inputs, names_lines=True)
+    assert rehearsed.lines
+    assert {line.at for line in rehearsed.lines} == {""}
+
+
 def test_a_configuration_gives_a_model_that_computes_and_is_sharded_alike() -> None:
     def loss(rank: int, plan: ShardingPlan | None) -> torch.Tensor:
         torch.manual_seed(0)

@@ -13,6 +13,7 @@ import torch
 
 import shardwise
 from shardwise._torch_compat import tree_leaves
+from shardwise.call_site import NOWHERE
 from shardwise.comm.simulate import simulate
 from shardwise.errors import RankFailure
 from shardwise.words import headline
@@ -112,7 +113,8 @@ def _lines(events: Sequence[Sequence[Event]], *, names_lines: bool) -> tuple[Lin
         counts: dict[tuple[str, str], int] = defaultdict(int)
         for event in own:
             is_backward = event.op.startswith("backward of ")
-            key = (event.op, event.site if names_lines and not is_backward else "")
+            has_line = names_lines and not is_backward and event.site != NOWHERE
+            key = (event.op, event.site if has_line else "")
             held = sent.setdefault(key, dict.fromkeys(range(len(events)), 0))
             held[rank] += event.sent
             counts[key] += 1
