@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,3 +55,17 @@ def test_without_torchrun(tmp_path: Path) -> None:
 def test_torchrun(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     check_story(told([*launcher, "-m", "shardwise.demo", "--steps=4", f"--folder={tmp_path}"]))
+
+
+@pytest.mark.long
+def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
+    """Two launchers that share a folder, each with two of the four ranks."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=demo"]
+    launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *meeting]
+    words = [*launcher, "-m", "shardwise.demo", "--steps=4", f"--folder={tmp_path}"]
+    with ThreadPoolExecutor(2) as hosts:
+        printed = list(hosts.map(told, [words] * 2))
+    (story,) = filter(None, printed)  # of the host that has rank 0
+    check_story(story)
