@@ -217,7 +217,7 @@ def test_a_wait_that_ended_well_is_forgotten(ranks: Ranks) -> None:
 
     ranks.watches[1].tell(ValueError("rows"))
     message: Any = SimpleNamespace(wait=comes_late)
-    ranks.watches[0].wait([message])
+    ranks.watches[0].wait([(1, message)])
     ranks.watches[1].tell(ValueError("columns"))
     ranks.wait(2)
     assert ranks.closed(ranks.now + 1.9 * watch._PATIENCE) == []
@@ -232,7 +232,7 @@ def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> N
         began.set()
         comes.wait(60)
 
-    waiting = threading.Thread(target=one.wait, args=[[SimpleNamespace(wait=wait)]])
+    waiting = threading.Thread(target=one.wait, args=[[(1, SimpleNamespace(wait=wait))]])
     was_waiting = []
 
     def check(keys: list[str]) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import takewhile
 from types import NoneType
 from typing import TYPE_CHECKING, cast
@@ -15,7 +15,7 @@ import torch
 
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
-from shardwise.comm.tracing import recorded
+from shardwise.comm.tracing import is_watched, recorded
 from shardwise.errors import AbsentRanksError, AgreementError
 from shardwise.geometry import Layout
 from shardwise.words import ranks_text
@@ -105,13 +105,13 @@ class Agreement:
     [Note: early messages] Messages of what is to be agreed on may leave before the digests, since
     the wait for these is as long as a small exchange; the digests follow at once, at the flight's
     `launch`. Such a message has a tag that is made of its sender's digest, so it lands only where
-    the receiver has the same. Once ranks are known to
-    differ, each waits for the messages between it and those of its own digest, leaves the others,
-    which nothing will ever meet, and raises. Tags of a later agreement are different ones, because
-    they contain how often ranks have differed, which all know.
+    the receiver has the same. Once ranks are known to differ, each waits for the messages between
+    it and those of its own digest, leaves the others, which nothing will ever meet, and raises.
+    Tags of a later agreement are different ones, because they contain how often ranks have
+    differed, which all know. So the same call can be agreed on again by the same object.
     """
 
-    __slots__ = ("_group", "_own", "_phrases", "_problem", "_tag", "_values", "_what")
+    __slots__ = ("_group", "_mark", "_own", "_phrases", "_problem", "_values", "_what")
 
     def __init__(
         self,
@@ -124,41 +124,55 @@ class Agreement:
         self._what, self._values, self._group = what, values, group
         self._problem, self._phrases = problem, phrases
         self._own = _digest(what, values, problem)
-        mark, count = int.from_bytes(self._own[:4]) % _NUM_MARKS, group.num_disagreements
-        has_tag = count < _MOST_DISAGREEMENTS
-        self._tag = _EARLY_TAG + count * _NUM_MARKS + mark if has_tag else None
+        self._mark = int.from_bytes(self._own[:4]) % _NUM_MARKS
 
     @property
     def apart(self) -> Communicator:
         """The group, for all flights of what is to be agreed on. [Note: early messages]"""
-        return self._group if self._tag is None else self._group.apart(self._tag)
+        tag = self._tag()
+        return self._group if tag is None else self._group.apart(tag)
 
     def flight(self) -> EarlyFlight | None:
         """The first of these flights, which need not wait; None where it must."""
-        return None if self._tag is None else self._group.early_flight(self._tag, self._own)
+        tag = self._tag()
+        return None if tag is None else self._group.early_flight(tag, self._own)
+
+    def _tag(self) -> int | None:
+        count = self._group.num_disagreements
+        has_tag = count < _MOST_DISAGREEMENTS
+        return _EARLY_TAG + count * _NUM_MARKS + self._mark if has_tag else None
 
     def reach(self, flight: EarlyFlight | None = None) -> None:
         """Returns once all ranks have agreed, or raises; `flight` is what flies already."""
         own, group = self._own, self._group
         try:
-            with recorded("compare arguments", group, len(own)):
-                compare = partial(group.compare, own) if flight is None else flight.compared
-                digests = compare(timeout=check_timeout())
+            if is_watched():
+                with recorded("compare arguments", group, len(own)):
+                    digests = self._everybodys(flight)
+            else:
+                digests = self._everybodys(flight)
         except AbsentRanksError as error:
             error.add_note(f"Compared were the arguments of {self._what}.")
             raise
-        differing = [rank for rank, one in zip(group.ranks, digests, strict=True) if one != own]
-        if differing:
-            group.num_disagreements += 1
-            if flight is not None:
-                flight.leave(differing)
-            explain(
-                self._what,
-                self._values,
-                group=group,
-                problem=self._problem,
-                phrases=self._phrases,
-            )
+        if digests.count(own) == len(digests):
+            return
+        group.num_disagreements += 1
+        if flight is not None:
+            named = zip(group.ranks, digests, strict=True)
+            flight.leave([rank for rank, digest in named if digest != own])
+        explain(
+            self._what,
+            self._values,
+            group=group,
+            problem=self._problem,
+            phrases=self._phrases,
+        )
+
+    def _everybodys(self, flight: EarlyFlight | None) -> list[bytes]:
+        timeout = check_timeout()
+        if flight is None:
+            return self._group.compare(self._own, timeout=timeout)
+        return flight.compared(timeout=timeout)
 
 
 @contextmanager

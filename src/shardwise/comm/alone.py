@@ -29,6 +29,7 @@ class Alone:
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
 
     def flight(self) -> Flight:

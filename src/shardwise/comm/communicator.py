@@ -53,6 +53,9 @@ class EarlyFlight(Flight, Protocol):
     At `launch` the digest leaves by which they do.
     """
 
+    def listen(self) -> None:
+        """After every `receive`, before any `send`: those of the others are listened for."""
+
     def compared(self, *, timeout: float) -> list[bytes]:
         """Everybody's digest, as `Communicator.compare` gives it."""
 
@@ -72,6 +75,7 @@ class Communicator(Protocol):
     decisions: dict[tuple[Any, ...], Any]  # of the rules of ops, which keep them here; starts empty
     kinds: dict[tuple[Any, ...], Any]  # of `kind_of`, which keeps them here; starts empty
     exchanges: dict[tuple[Any, ...], Any]  # of `exchange_of`, which keeps them here; starts empty
+    cuts: dict[tuple[Any, ...], Any]  # of `distribute`, which keeps them here; starts empty
     num_disagreements: int  # in `agree`; starts at 0
 
     def flight(self) -> Flight:

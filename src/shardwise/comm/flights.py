@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from shardwise.comm.ranks import GroupRanks
-    from shardwise.comm.roll_call import Ending
-    from shardwise.comm.watch import Watch
+    from shardwise.comm.roll_call import Listening, RollCall
+    from shardwise.comm.watch import Message, Watch
 
 __all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "PostedFlight", "as_bytes"]
 
@@ -34,47 +34,42 @@ class PostedFlight:
         self._group = group
         self._group_rank = ranks.group_rank_of
         self._tag = tag
-        # Receives, then sends. Of gloo, a second wait for the same message would never end: None
-        # once waited for.
-        self._works: list[dist.Work | None] = []
-        self._peers: list[int] = []  # in the same order
-        self._buffers: list[torch.Tensor] = []
+        # Receives, then sends, each of which holds its buffer. Of gloo, a second wait for the same
+        # message would never end: None once waited for.
+        self._messages: list[Message] = []
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
-        self._peers.append(peer)
-        self._buffers.append(buffer)
         try:
-            self._works.append(self._group.recv([buffer], self._group_rank[peer], self._tag))
+            work = self._group.recv([buffer], self._group_rank[peer], self._tag)
         except RuntimeError as error:
             self._watch.explain(error)
             raise
+        self._messages.append((peer, work))
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
-        self._peers.append(peer)
-        self._buffers.append(buffer)
         try:
-            self._works.append(self._group.send([buffer], self._group_rank[peer], self._tag))
+            work = self._group.send([buffer], self._group_rank[peer], self._tag)
         except RuntimeError as error:
             self._watch.explain(error)
             raise
+        self._messages.append((peer, work))
 
     def launch(self) -> None:
         """Nothing: everything is under way."""
 
     def land(self, index: int) -> None:
-        work = self._works[index]
-        if work is not None:
-            self._works[index] = None
-            self._watch.wait((work,))
+        message = self._messages[index]
+        if message[1] is not None:
+            self._messages[index] = message[0], None
+            self._watch.wait((message,))
 
     def finish(self) -> None:
-        works, self._works = self._works, [None] * len(self._works)
-        self._watch.wait(works)
-        self._buffers.clear()
+        messages, self._messages = self._messages, []
+        self._watch.wait(messages)
 
 
 class EarlyPostedFlight(PostedFlight):
-    """The same beside a digest that ranks compare, which leaves at `launch`."""
+    """The same beside a digest that ranks compare."""
 
     def __init__(
         self,
@@ -82,24 +77,28 @@ class EarlyPostedFlight(PostedFlight):
         ranks: GroupRanks,
         watch: Watch,
         tag: int,
-        begin: Callable[[], Ending],
+        roll_call: RollCall,
+        digest: bytes,
     ) -> None:
         super().__init__(group, ranks, watch, tag)
-        self._begin = begin
-        self._ending: Ending | None = None
+        self._roll_call = roll_call
+        self._digest = digest
+        self._listening: Listening | None = None
+
+    def listen(self) -> None:
+        self._listening = self._roll_call.listen(self._group, self._digest)
 
     def launch(self) -> None:
-        self._ending = self._begin()
+        assert self._listening is not None
+        self._roll_call.tell(self._listening)
 
     def compared(self, *, timeout: float) -> list[bytes]:
-        """Everybody's digest, as `Communicator.compare` gives it."""
-        assert self._ending is not None
-        return self._ending(timeout)
+        assert self._listening is not None
+        return self._roll_call.hear(self._listening, timeout)
 
     def leave(self, peers: Collection[int]) -> None:
         """Waits for all messages but those of these peers, which never come."""
-        named = zip(self._works, self._peers, strict=True)
-        self._works = [work for work, peer in named if peer not in peers]
+        self._messages = [message for message in self._messages if message[0] not in peers]
         self.finish()
 
 

@@ -137,12 +137,13 @@ def is_usual(
     Looks as little as it can, because in a small exchange every look is seen.
     """
     usual, shapes = known.usual_dtype, known.shapes.source
-    if usual is None or not isinstance(shards, (list, tuple)) or len(shards) != len(shapes):
+    if usual is None or not (type(shards) is tuple or type(shards) is list):
+        return False
+    if len(shards) != len(shapes):
         return False
     if dtype is not usual and (dtype is not None or not shards):
         return False
-    for k, shape in enumerate(shapes):
-        shard = shards[k]
+    for shard, shape in zip(shards, shapes, strict=True):
         if (
             not isinstance(shard, torch.Tensor)
             or shard.dtype is not usual
@@ -160,12 +161,12 @@ def new_outputs(
     known: RankPlan, shards: Sequence[torch.Tensor], wire: torch.device
 ) -> list[torch.Tensor]:
     """Outputs for shards that are as usual."""
-    shapes = known.shapes.target
-    if shards and len(shapes) == 1:  # whose dtype and device it gets, quicker than to say it
-        return [new_like(shards[0], shapes[0])]
-    dtype = shards[0].dtype if shards else known.usual_dtype
+    shape, dtype = known.only_shape, known.usual_dtype
     assert dtype is not None
-    return new_tensors(shapes, dtype, wire)
+    if shape is None:
+        return new_tensors(known.shapes.target, dtype, wire)
+    # A shard gives its dtype and device to a new one, quicker than to say them.
+    return [new_like(shards[0], shape) if shards else new_tensor(shape, dtype, wire)]
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -60,7 +59,7 @@ def communicator(
         return process_group  # type: ignore[return-value]  # no ProcessGroup has flights
     global _last
     world = dist.group.WORLD if process_group is None else None
-    if world is not None and wire is None and _last is not None and _last.is_of(world):
+    if world is not None and wire is None and _last is not None and _last._reference() is world:
         return _last
     group = member_group(process_group)
     cached = _communicators.setdefault(group, {})
@@ -95,6 +94,7 @@ class ProcessGroupCommunicator:
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
         self._tag = TAG
         self._has_launched = False
@@ -108,10 +108,6 @@ class ProcessGroupCommunicator:
             name=self._wire,
             closes=backends[place] == "gloo",
         )
-
-    def is_of(self, group: dist.ProcessGroup) -> bool:
-        """Whether it speaks for this group."""
-        return self._reference() is group
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -132,8 +128,8 @@ class ProcessGroupCommunicator:
     def early_flight(self, tag: int, digest: bytes) -> EarlyFlight | None:
         if self.backend != "gloo":
             return None
-        begin = partial(self._roll_call.begin, self._group, digest)
-        return EarlyPostedFlight(self._group, self.ranks, self._watch, tag, begin)
+        group = self._reference() or self._group  # which raises
+        return EarlyPostedFlight(group, self.ranks, self._watch, tag, self._roll_call, digest)
 
     def all_gather(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         all_gather_single(output, mine, group=self._group)

@@ -22,7 +22,16 @@ _MOST = 64  # plans that a communicator keeps
 class RankPlan:
     """Raises where it is made if the plan has ranks that are not in the group."""
 
-    __slots__ = ("_may_be_short", "_program", "_rank", "plan", "shapes", "short", "usual_dtype")
+    __slots__ = (
+        "_may_be_short",
+        "_program",
+        "_rank",
+        "only_shape",
+        "plan",
+        "shapes",
+        "short",
+        "usual_dtype",
+    )
 
     def __init__(self, plan: TransferPlan, members: Communicator) -> None:
         if not plan.rank_set <= members.ranks.members:
@@ -34,6 +43,8 @@ class RankPlan:
         self._may_be_short = not COLLECTIVES.get(members.backend)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
+        # Of the result on this rank, if it is one shard.
+        self.only_shape = self.shapes.target[0] if len(self.shapes.target) == 1 else None
         # With which `usual_load` need not look at the dtype again. Never complex, of which a
         # tensor may be a conjugate view.
         self.usual_dtype: torch.dtype | None = None

@@ -21,11 +21,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -40,13 +38,12 @@ if TYPE_CHECKING:
     from shardwise._torch_compat import Store
     from shardwise.comm.ranks import GroupRanks
 
-__all__ = ["Ending", "RollCall"]
-
-Ending = Callable[[float], list[bytes]]  # of a comparison: waits so many seconds for all digests
+__all__ = ["Listening", "RollCall"]
 
 _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
 _POLL = 0.0001
+_SHORT = 0.001  # of a wait that leaves the others as much time as before
 _LOOK = 0.1  # between two looks into the store
 _FEW = 8  # ranks
 _TAG = 0x5A4F  # of messages with digests
@@ -61,15 +58,34 @@ class _Verdict:
     timed_out: bool
 
 
-class _Posted(NamedTuple):
-    """A digest on its way to everybody, and theirs."""
+class _Desk(NamedTuple):
+    """Memory of an exchange of digests of one length, used again and again.
 
-    digest: bytes
-    mine: torch.Tensor
-    heard: dict[int, torch.Tensor]  # by group rank
-    works: dict[int, dist.Work]  # of those that can be heard
+    A list that holds one tensor is how a group takes a message.
+    """
+
+    mine: list[torch.Tensor]
+    heard: tuple[tuple[int, list[torch.Tensor]], ...]  # by group rank, of everybody else
+    written: memoryview  # the bytes of `mine`
+    read: tuple[memoryview, ...]  # everybody's, by group rank; the own ones too
+
+    @classmethod
+    def of(cls, length: int, num_ranks: int, own: int) -> _Desk:
+        boxes = [torch.empty(length, dtype=torch.uint8) for _ in range(num_ranks)]
+        views = tuple(box.numpy().data for box in boxes)
+        heard = tuple((at, [box]) for at, box in enumerate(boxes) if at != own)
+        return cls([boxes[own]], heard, views[own], views)
+
+
+class Listening(NamedTuple):
+    """An exchange under way."""
+
+    group: dist.ProcessGroup
+    digest: bytes  # the own one
+    desk: _Desk | None  # None: it is a collective, which begins when it is waited for
+    works: dict[int, dist.Work]  # of those that can be heard, by group rank
     sends: list[dist.Work]
-    gone: RuntimeError | None  # what was found out about a rank that is not there
+    gone: list[RuntimeError]  # what was found out about ranks that are not there
 
 
 class RollCall:
@@ -86,23 +102,88 @@ class RollCall:
         self._device = device
         self._name = name
         self._closes = closes
+        self._is_direct = closes and len(ranks) <= _FEW  # whether digests go straight to everybody
+        self._desk: _Desk | None = None  # of the last exchange, which is over
+        self._limit = 0.0, timedelta()  # seconds, and the same as torch takes them
         self._number = 0
         self._verdict: _Verdict | None = None
         self._kept: object = None
 
     def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
         """Everybody's digest, in order of group rank."""
-        return self.begin(group, digest)(timeout)
+        listening = self.listen(group, digest)
+        self.tell(listening)
+        return self.hear(listening, timeout)
 
-    def begin(self, group: dist.ProcessGroup, digest: bytes) -> Ending:
-        """The same in two steps: what it returns waits for the others, up to so many seconds.
+    def listen(self, group: dist.ProcessGroup, digest: bytes) -> Listening:
+        """The first step of three.
 
-        The digest has left before that if it goes straight to everybody.
+        gloo sends a message once the other end has said that it listens, which takes its turn among
+        what that end sends: so this comes before anything long is sent.
         """
         self._number += 1
-        if self._verdict is None and self._closes and len(self._ranks) <= _FEW:
-            return partial(self._hear, group, self._post(group, digest))
-        return partial(self._gather, group, digest)
+        works: dict[int, dist.Work] = {}
+        gone: list[RuntimeError] = []
+        if not self._is_direct or self._verdict is not None:
+            return Listening(group, digest, None, works, [], gone)
+        desk, self._desk = self._desk, None
+        if desk is None or len(desk.written) != len(digest):
+            own = self._ranks.group_rank(self._rank)
+            desk = _Desk.of(len(digest), len(self._ranks), own)
+        desk.written[:] = digest
+        for at, box in desk.heard:
+            try:
+                works[at] = group.recv(box, at, _TAG)
+            except RuntimeError as error:  # the others are to hear of this rank all the same
+                gone.append(error)
+        return Listening(group, digest, desk, works, [], gone)
+
+    def tell(self, listening: Listening) -> None:
+        """The second: the digest leaves, if it goes straight to everybody."""
+        group, _, desk, works, sends, gone = listening
+        if desk is not None:
+            for at in works:
+                try:
+                    sends.append(group.send(desk.mine, at, _TAG))
+                except RuntimeError as error:
+                    gone.append(error)
+
+    def hear(self, listening: Listening, timeout: float) -> list[bytes]:
+        """The last: everybody's digest, for which it waits up to so many seconds."""
+        group, digest, desk, works, sends, gone = listening
+        if desk is None:
+            return self._gather(group, digest, timeout)
+        began = time.monotonic()
+        seconds, limit = self._limit
+        if seconds != timeout:
+            limit = _limit(timeout)
+            self._limit = timeout, limit
+        num_heard = 0
+        try:
+            for work in works.values():
+                work.wait(limit)
+                num_heard += 1
+                if (waited := time.monotonic() - began) > _SHORT:
+                    limit = _limit(timeout - waited)
+            for work in sends:
+                work.wait(limit)
+            if gone:
+                raise gone[-1]
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            timed_out = waited >= timeout
+            heard = list(works)[:num_heard]
+            silent = [at for at, _ in desk.heard if at not in heard]
+            come = {at for at in silent[1:] if at in works and _has_come(works[at])}
+            absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
+            self._kept = desk  # which gloo may still write and read
+            self._verdict = self._book(group).judge(
+                timeout if timed_out else waited, timed_out=timed_out, absent=absent
+            )
+            raise self._error(self._verdict) from error
+        digests = [view.tobytes() for view in desk.read]
+        self._desk = desk
+        return digests
 
     def _gather(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> list[bytes]:
         if self._verdict is not None:
@@ -126,48 +207,6 @@ class RollCall:
             raise self._error(self._verdict) from error
         flat = output.cpu().numpy().tobytes()
         return [flat[at : at + len(digest)] for at in range(0, len(flat), len(digest))]
-
-    def _post(self, group: dist.ProcessGroup, digest: bytes) -> _Posted:
-        """Sends the digest to everybody."""
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        me = self._ranks.group_rank(self._rank)
-        heard = {at: torch.empty_like(mine) for at in range(len(self._ranks)) if at != me}
-        works: dict[int, dist.Work] = {}
-        sends: list[dist.Work] = []
-        gone: RuntimeError | None = None
-        for at, box in heard.items():
-            try:
-                works[at] = group.recv([box], at, _TAG)
-                sends.append(group.send([mine], at, _TAG))
-            except RuntimeError as error:  # the others are to hear of this rank all the same
-                gone = error
-        return _Posted(digest, mine, heard, works, sends, gone)
-
-    def _hear(self, group: dist.ProcessGroup, posted: _Posted, timeout: float) -> list[bytes]:
-        """What everybody has sent."""
-        digest, mine, heard, works, sends, gone = posted
-        began = time.monotonic()
-        silent = list(heard)  # from whom nothing has come yet
-        try:
-            for at, work in works.items():
-                _wait_until(work, began + timeout)
-                silent.remove(at)
-            for work in sends:
-                _wait_until(work, began + timeout)
-            if gone is not None:
-                raise gone
-        except RuntimeError as error:
-            waited = time.monotonic() - began
-            timed_out = waited >= timeout
-            come = {at for at in silent[1:] if at in works and _has_come(works[at])}
-            absent = tuple(self._ranks.rank_at(at) for at in silent if at not in come)
-            self._kept = heard, mine  # which gloo may still write and read
-            self._verdict = self._book(group).judge(
-                timeout if timed_out else waited, timed_out=timed_out, absent=absent
-            )
-            raise self._error(self._verdict) from error
-        boxes = {at: _bytes(box) for at, box in heard.items()}
-        return [boxes.get(at, digest) for at in range(len(self._ranks))]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
         return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
@@ -274,12 +313,12 @@ class _Book:
         return f"{self.prefix}/given_up/{self.number}"
 
 
-def _wait_until(work: dist.Work, deadline: float) -> None:
-    """Raises when it is over, not before; then gloo has closed the connection."""
-    # torch cuts what is less than a millisecond off, and a wait that ends too early is taken for
-    # one that a broken connection has ended.
-    left = math.ceil((deadline - time.monotonic()) * 1000)
-    work.wait(timedelta(milliseconds=max(left, 1)))
+def _limit(seconds: float) -> timedelta:
+    """So long as torch takes it, or longer by less than a millisecond, which torch cuts off.
+
+    A wait that ends too early would be taken for one that a broken connection has ended.
+    """
+    return timedelta(milliseconds=max(math.ceil(seconds * 1000), 1))
 
 
 def _has_come(work: dist.Work) -> bool:
@@ -287,10 +326,6 @@ def _has_come(work: dist.Work) -> bool:
         work.wait(timedelta(milliseconds=1))
         return True
     return False
-
-
-def _bytes(box: torch.Tensor) -> bytes:
-    return box.numpy().tobytes()
 
 
 def _read(text: bytes) -> _Verdict:

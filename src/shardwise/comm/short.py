@@ -156,6 +156,8 @@ def run_short(
                 is_staged = True
             landings.append(landing)
             flight.receive(peer, landing)
+        if early is not None:
+            early.listen()
         # Regions are looked up here and not by `_at`, whose calls would be a third of all.
         for peer, (is_target, shard, region) in sends:
             sent = held[is_target][shard]

@@ -219,6 +219,7 @@ class SimulatedCommunicator:
         self.decisions: dict[tuple[Any, ...], Any] = {}
         self.kinds: dict[tuple[Any, ...], Any] = {}
         self.exchanges: dict[tuple[Any, ...], Any] = {}
+        self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
         self._key = world.group_keys.setdefault(self.ranks, len(world.group_keys))
 

@@ -7,6 +7,7 @@ lowered to.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from contextlib import contextmanager
@@ -142,7 +143,7 @@ def trace(*, show: bool = True) -> Trace:
 
 def is_watched() -> bool:
     """Whether exchanges are to be recorded: for a trace, or for the log."""
-    return bool(TRACES) or logs_exchanges()
+    return bool(TRACES) or LOG.isEnabledFor(logging.DEBUG)  # `logs_exchanges`, said quicker
 
 
 def current_op() -> str | None:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
     from shardwise.comm.ranks import GroupRanks
 
-__all__ = ["Watch"]
+__all__ = ["Message", "Watch"]
+
+Message = tuple[int, "dist.Work | None"]  # from or to whom, and None once it was waited for
 
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
@@ -72,14 +74,14 @@ class Watch:
         self.has_notice = False
         self._write("raised", "")
 
-    def wait(self, works: Sequence[dist.Work | None]) -> None:
+    def wait(self, messages: Sequence[Message]) -> None:
         """Waits for the messages; raises if another rank has raised instead of sending one."""
         self._waits_since = time.monotonic()
         if not self._is_watched:
             self._is_watched = True
             _watch_over(self)
         try:
-            for work in works:
+            for _, work in messages:
                 if work is not None:
                     work.wait()
         except RuntimeError as error:

@@ -15,6 +15,7 @@ from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentValueError
 from shardwise.placement import placement_at
 from shardwise.sharded_tensor.factories import state_of_pieces
+from shardwise.sharded_tensor.known_cuts import cut_again, keep_cut, known_cut
 from shardwise.sharded_tensor.plain_tensors import check_strided, checked_plain
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated
@@ -50,6 +51,9 @@ def distribute(
     nothing is sent, and `shardwise.set_check("debug")` compares the data by hash.
     """
     members = communicator(process_group)
+    known = known_cut(tensor, spec, src_rank, members)
+    if known is not None:
+        return cut_again(known, tensor, members)
     problem: Exception | None = None
     values: dict[str, object] = {"src_rank": src_rank}
     try:
@@ -72,7 +76,9 @@ def distribute(
         "distribute", values, group=members, problem=problem, phrases=SEED_PHRASES
     )
     with logged_phase("distributing", full.nbytes, members):
-        return scatter_one(full, members, src_rank=src_rank, agreement=agreement)
+        made = scatter_one(full, members, src_rank=src_rank, agreement=agreement)
+    keep_cut(full, members, src_rank=src_rank)
+    return made
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -25,9 +25,19 @@ if TYPE_CHECKING:
     from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Carriers, Exchange
+    from shardwise.comm.load import Transfer
     from shardwise.geometry import Layout
 
-__all__ = ["SEED_PHRASES", "Full", "checked_full", "is_source", "on_meta", "scatter", "scatter_one"]
+__all__ = [
+    "SEED_PHRASES",
+    "Full",
+    "checked_full",
+    "is_source",
+    "on_meta",
+    "scatter",
+    "scatter_one",
+    "transfer_to_cut",
+]
 
 # What callers of the seed look for in the message when ranks differ.
 SEED_PHRASES = {
@@ -129,6 +139,12 @@ def scatter_one(
     with torch.no_grad():
         moved = exchange(job, _held(full, job), agreement=agreement)
     return _made(full, moved, members)
+
+
+def transfer_to_cut(full: Full, members: Communicator, *, src_rank: int | None) -> Transfer:
+    """What this rank brings to that exchange."""
+    job = _job(full, members, src_rank)
+    return transfer_of(job, _held(full, job))
 
 
 def _moved_together(

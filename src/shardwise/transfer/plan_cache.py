@@ -30,9 +30,9 @@ class PlanCache:
 
     def __init__(self, max_plans: int, max_bytes: int) -> None:
         self._plans: dict[tuple[Layout, Layout, int], TransferPlan] = {}
-        # With the layouts whose ids these are, which keeps the ids theirs.
-        self._by_id: dict[tuple[int, int, int], tuple[TransferPlan, Layout, Layout]] = {}
-        self._found: set[int] = set()  # ids of plans
+        # With the plan's id, and the layouts whose ids these are, which keeps the ids theirs.
+        self._by_id: dict[tuple[int, int, int], tuple[TransferPlan, int, Layout, Layout]] = {}
+        self._found: dict[int, bool] = {}  # ids of plans; written quicker than a set
         self._lock = threading.Lock()
         self._max_plans, self._max_bytes = max_plans, max_bytes
 
@@ -41,8 +41,9 @@ class PlanCache:
         known = self._by_id.get((id(source), id(target), itemsize))
         if known is None:
             return self._equal(source, target, itemsize)
-        self._found.add(id(known[0]))
-        return known[0]
+        plan, its_id, _, _ = known
+        self._found[its_id] = True
+        return plan
 
     def _equal(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
         wanted = TransferPlan(source, target, itemsize)
@@ -53,10 +54,10 @@ class PlanCache:
                 self._trim()
                 plan = self._plans[key] = wanted
             else:
-                self._found.add(id(plan))
+                self._found[id(plan)] = True
             if len(self._by_id) >= 4 * self._max_plans:  # layouts made anew time after time
                 self._by_id.clear()
-            self._by_id[id(source), id(target), plan.itemsize] = plan, source, target
+            self._by_id[id(source), id(target), plan.itemsize] = plan, id(plan), source, target
             return plan
 
     def _trim(self) -> None:
@@ -66,8 +67,7 @@ class PlanCache:
         while self._plans and (len(self._plans) >= self._max_plans or held > self._max_bytes):
             key = next(iter(self._plans))
             plan = self._plans.pop(key)
-            if id(plan) in self._found:
-                self._found.discard(id(plan))
+            if self._found.pop(id(plan), False):
                 self._plans[key] = plan
             else:
                 held -= plan.nbytes
