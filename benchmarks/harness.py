@@ -3,9 +3,10 @@
 [Note: fair timing] The systems of a case run in turns. The order changes every round, such that
 each system goes first and follows every other equally often: neither a noisy moment nor what the
 one before has left in caches and memory favours anybody. Garbage collection is off while the clock
-runs. A short call is repeated until one sample takes a millisecond. A system that has spent its
-budget drops out with the samples it has; if its warm-up alone spends the budget, that run is its
-sample.
+runs. A short call is repeated until one sample takes a millisecond, or longer if the case says so:
+its first calls find caches cold, and of a slow system they are a larger part. A system that has
+spent its budget drops out with the samples it has; if its warm-up alone spends the budget, that run
+is its sample.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Case:
     group: str = ""  # the table in which the case is shown
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # [what][system]
     prepare: System | None = None  # untimed, before every sample, which is then one call
+    sample_s: float = _SAMPLE_S  # that a sample of several calls lasts at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,11 @@ def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> Samples:
     if elapsed >= budget_s:
         return Samples([elapsed], is_warm=False)
     # A first run may be slow because it is the first, but not a hundred times.
-    if case.prepare is not None or elapsed >= 100 * _SAMPLE_S:
+    if case.prepare is not None or elapsed >= 100 * case.sample_s:
         return Samples()
     calls = 1
-    while (elapsed := clock.time(run, calls, None)) < _SAMPLE_S:
-        calls = max(2 * calls, math.ceil(calls * _SAMPLE_S / max(elapsed, 1e-9)))
+    while (elapsed := clock.time(run, calls, None)) < case.sample_s:
+        calls = max(2 * calls, math.ceil(calls * case.sample_s / max(elapsed, 1e-9)))
     return Samples(calls=calls)
 
 

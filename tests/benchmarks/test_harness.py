@@ -91,6 +91,8 @@ def test_short_calls_are_repeated_until_a_sample_takes_a_millisecond() -> None:
     found = measure(Case("short", {"a": fake.takes(10_000)}), repeats=3, clock=fake.clock())
     assert found.samples["a"].calls == 100
     assert found.samples["a"].seconds == pytest.approx([1e-5] * 3)
+    longer = Case("longer", {"a": fake.takes(10_000)}, sample_s=0.02)
+    assert measure(longer, repeats=3, clock=fake.clock()).samples["a"].calls == 2000
 
 
 def test_prepare_runs_untimed_before_every_sample_of_one_call() -> None:

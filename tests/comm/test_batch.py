@@ -12,7 +12,6 @@ import shardwise
 from shardwise._torch_compat import unbind_copy
 from shardwise.comm import Transfer, aside, batch, communicator, execute_all
 from shardwise.comm.alike import sort_out
-from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import set_check
 from shardwise.comm.simulate import simulate
@@ -219,15 +218,6 @@ def _moved_aside(rank: int, num_cores: int, with_inference: bool) -> tuple[bool,
 def test_other_threads_hand_out_what_the_first_would(num_cores: int, with_inference: bool) -> None:
     found = shardwise.run_local(_moved_aside, 3, num_cores, with_inference)
     assert found == [(True, 1000 if with_inference else 0)] * 3
-
-
-def test_what_another_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "_num_cores", lambda: 8)
-    calls = Aside(8)
-    calls.call(lambda: 1)
-    calls.call(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        calls.catch_up()
 
 
 def test_batches_do_not_depend_on_which_plans_are_one_object() -> None:

@@ -103,12 +103,12 @@ class Agreement:
     """What all ranks of a group are to agree on.
 
     [Note: early messages] Messages of what is to be agreed on may leave before the digests, since
-    the wait for these is as long as a small exchange; the digests follow at once, at the flight's
-    `launch`. Such a message has a tag that is made of its sender's digest, so it lands only where
-    the receiver has the same. Once ranks are known to differ, each waits for the messages between
-    it and those of its own digest, leaves the others, which nothing will ever meet, and raises.
-    Tags of a later agreement are different ones, because they contain how often ranks have
-    differed, which all know. So the same call can be agreed on again by the same object.
+    the wait for these is as long as a small exchange; the digests follow. Such a message has a tag
+    that is made of its sender's digest, so it lands only where the receiver has the same. Once
+    ranks are known to differ, each waits for the messages between it and those of its own digest,
+    leaves the others, which nothing will ever meet, and raises. Tags of a later agreement are
+    different ones, because they contain how often ranks have differed, which all know. So the same
+    call can be agreed on again by the same object.
     """
 
     __slots__ = ("_group", "_mark", "_own", "_phrases", "_problem", "_values", "_what")

@@ -1,14 +1,15 @@
 """Work that other threads do while the first goes on with what comes next.
 
 A batch of thousands of small tensors is mostly copies, for which torch lets go of Python's lock, so
-two or three threads are quicker than one. They are started for large batches alone, and only where
-this process has cores to spare.
+two or three threads are quicker than one. So it is with a large copy beside messages, since gloo
+sends all that it can before it returns. Only where this process has cores to spare.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,30 +20,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Aside"]
 
-_FEWEST_CALLS = 8  # that are worth a thread
 _CORES_PER_THREAD = 4  # with less, other ranks and the threads of gloo need them
 _MOST_THREADS = 2  # more would not be quicker
 
 
 class Aside:
-    """Calls that other threads make, of which none waits for another; or this one, if it must."""
+    """Calls that other threads make, of which none waits for another; or this one, if it must.
 
-    def __init__(self, num_calls: int) -> None:
-        threads = min(_num_cores() // _CORES_PER_THREAD, _MOST_THREADS)
-        self._pool: ThreadPoolExecutor | None = None
-        if threads and num_calls >= _FEWEST_CALLS:
-            self._pool = ThreadPoolExecutor(threads, "shardwise aside")
-        self._most_behind = threads  # calls that wait or run beside a new one: each holds memory
+    `is_large` says that they are worth waking a thread.
+    """
+
+    def __init__(self, *, is_large: bool) -> None:
+        # Also how many calls may wait or run beside a new one: each holds memory.
+        self._num_threads = _num_threads() if is_large else 0
         self._is_inference = torch.is_inference_mode_enabled()
         self._calls: list[Future[None]] = []
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other thread makes the calls."""
+        return not self._num_threads
+
     def call(self, function: Callable[[], object]) -> None:
         """The call is made before `catch_up` returns."""
-        if self._pool is None:
+        if self.is_alone:
             function()
         else:
-            self.catch_up(behind=self._most_behind)
-            self._calls.append(self._pool.submit(self._run, function))
+            self.catch_up(behind=self._num_threads)
+            self._calls.append(_pool(self._num_threads).submit(self._run, function))
 
     def catch_up(self, *, behind: int = 0) -> None:
         """Waits for all calls but the last `behind`; raises what one of them raised."""
@@ -52,6 +57,20 @@ class Aside:
     def _run(self, function: Callable[[], object]) -> None:
         with torch.inference_mode(self._is_inference):  # every thread has its own
             function()
+
+
+@cache
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    """The threads of this process, which start when they are needed and then stay."""
+    return ThreadPoolExecutor(num_threads, "shardwise aside")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # whose threads stay with the parent
+
+
+def _num_threads() -> int:
+    return min(_num_cores() // _CORES_PER_THREAD, _MOST_THREADS)
 
 
 def _num_cores() -> int:

@@ -48,13 +48,10 @@ class Flight(Protocol):
 
 
 class EarlyFlight(Flight, Protocol):
-    """A flight that leaves before ranks have agreed. [Note: early messages] in `agreement.py`.
+    """A flight that leaves before ranks have agreed. [Note: early messages] in `agreement.py`."""
 
-    At `launch` the digest leaves by which they do.
-    """
-
-    def listen(self) -> None:
-        """After every `receive`, before any `send`: those of the others are listened for."""
+    def tell(self) -> None:
+        """After `launch`: the digest leaves by which they do."""
 
     def compared(self, *, timeout: float) -> list[bytes]:
         """Everybody's digest, as `Communicator.compare` gives it."""

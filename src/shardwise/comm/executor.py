@@ -27,6 +27,7 @@ from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
 from shardwise.comm.message_memory import NewMemory, Slab
+from shardwise.comm.pages import new_like
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["Started", "execute", "execute_all", "start_all"]
 
 Loads = Sequence[Load | Batch]
+_MANY = 8  # exchanges of one call, whose results are worth another thread
 
 
 def execute(
@@ -80,7 +82,11 @@ def execute(
             and not is_watched()
             and not (DEBUGGERS and is_debugging())  # asked in any case when the plan became known
         ):
-            outputs = new_outputs(known, shards, members.wire_device)
+            shape = known.only_shape
+            if shards and shape is not None:  # quicker than to say dtype and device
+                outputs = [new_like(shards[0], shape)]
+            else:
+                outputs = new_outputs(known, members.wire_device)
             run_short(known.short, shards, outputs, members, agreement)
             return outputs
     if agreement is not None:
@@ -126,7 +132,7 @@ def start_all(
     if problem is not None or is_debugging():
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
-    aside = Aside(len(work.exchanges))
+    aside = Aside(is_large=len(work.exchanges) >= _MANY)
     flying = _overlap(
         [
             _exchange(program, lot, work.results, members, aside, max_bytes)

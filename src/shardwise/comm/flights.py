@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from shardwise.comm.ranks import GroupRanks
-    from shardwise.comm.roll_call import Listening, RollCall
+    from shardwise.comm.roll_call import RollCall, Told
     from shardwise.comm.watch import Message, Watch
 
 __all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "PostedFlight", "as_bytes"]
@@ -24,6 +24,8 @@ class PostedFlight:
 
     The group's own `send` and `recv` are called because `dist.isend` takes twice the time.
     """
+
+    __slots__ = ("_group", "_group_rank", "_messages", "_tag", "_watch")
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch, tag: int = TAG
@@ -71,6 +73,8 @@ class PostedFlight:
 class EarlyPostedFlight(PostedFlight):
     """The same beside a digest that ranks compare."""
 
+    __slots__ = ("_digest", "_roll_call", "_told")
+
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -83,18 +87,14 @@ class EarlyPostedFlight(PostedFlight):
         super().__init__(group, ranks, watch, tag)
         self._roll_call = roll_call
         self._digest = digest
-        self._listening: Listening | None = None
+        self._told: Told | None = None
 
-    def listen(self) -> None:
-        self._listening = self._roll_call.listen(self._group, self._digest)
-
-    def launch(self) -> None:
-        assert self._listening is not None
-        self._roll_call.tell(self._listening)
+    def tell(self) -> None:
+        self._told = self._roll_call.tell(self._group, self._digest)
 
     def compared(self, *, timeout: float) -> list[bytes]:
-        assert self._listening is not None
-        return self._roll_call.hear(self._listening, timeout)
+        assert self._told is not None
+        return self._roll_call.hear(self._told, timeout)
 
     def leave(self, peers: Collection[int]) -> None:
         """Waits for all messages but those of these peers, which never come."""

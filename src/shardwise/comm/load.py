@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer
-from shardwise.comm.pages import new_like, new_tensor
+from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "new_tensor
 
 
 _ALIGNMENT = 64  # bytes
+_Tensor, _STRIDED = torch.Tensor, torch.strided  # found quicker than in a large module
 
 
 class Transfer(NamedTuple):
@@ -136,7 +137,7 @@ def is_usual(
 
     Looks as little as it can, because in a small exchange every look is seen.
     """
-    usual, shapes = known.usual_dtype, known.shapes.source
+    usual, shapes = known.usual_dtype, known.source_shapes
     if usual is None or not (type(shards) is tuple or type(shards) is list):
         return False
     if len(shards) != len(shapes):
@@ -145,10 +146,10 @@ def is_usual(
         return False
     for shard, shape in zip(shards, shapes, strict=True):
         if (
-            not isinstance(shard, torch.Tensor)
+            not isinstance(shard, _Tensor)
             or shard.dtype is not usual
             or shard.shape != shape
-            or shard.layout is not torch.strided
+            or shard.layout is not _STRIDED
             or shard.device != wire
             or shard.requires_grad
             or shard.is_neg()
@@ -157,16 +158,13 @@ def is_usual(
     return True
 
 
-def new_outputs(
-    known: RankPlan, shards: Sequence[torch.Tensor], wire: torch.device
-) -> list[torch.Tensor]:
+def new_outputs(known: RankPlan, wire: torch.device) -> list[torch.Tensor]:
     """Outputs for shards that are as usual."""
     shape, dtype = known.only_shape, known.usual_dtype
     assert dtype is not None
     if shape is None:
         return new_tensors(known.shapes.target, dtype, wire)
-    # A shard gives its dtype and device to a new one, quicker than to say them.
-    return [new_like(shards[0], shape) if shards else new_tensor(shape, dtype, wire)]
+    return [new_tensor(shape, dtype, wire)]
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

@@ -30,6 +30,7 @@ class RankPlan:
         "plan",
         "shapes",
         "short",
+        "source_shapes",
         "usual_dtype",
     )
 
@@ -43,6 +44,7 @@ class RankPlan:
         self._may_be_short = not COLLECTIVES.get(members.backend)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
+        self.source_shapes = self.shapes.source
         # Of the result on this rank, if it is one shard.
         self.only_shape = self.shapes.target[0] if len(self.shapes.target) == 1 else None
         # With which `usual_load` need not look at the dtype again. Never complex, of which a
@@ -54,7 +56,7 @@ class RankPlan:
         if self._program is None:
             self._program = self.plan.schedule().program(self._rank)
             if self._may_be_short:
-                self.short = short_of(self._program, self.plan.source.pending)
+                self.short = short_of(self._program, self.plan.source.pending, self.shapes.target)
         return self._program
 
 

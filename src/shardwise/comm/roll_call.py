@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardwise._torch_compat import Store
     from shardwise.comm.ranks import GroupRanks
 
-__all__ = ["Listening", "RollCall"]
+__all__ = ["RollCall", "Told"]
 
 _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
@@ -77,7 +77,7 @@ class _Desk(NamedTuple):
         return cls([boxes[own]], heard, views[own], views)
 
 
-class Listening(NamedTuple):
+class Told(NamedTuple):
     """An exchange under way."""
 
     group: dist.ProcessGroup
@@ -85,7 +85,7 @@ class Listening(NamedTuple):
     desk: _Desk | None  # None: it is a collective, which begins when it is waited for
     works: dict[int, dist.Work]  # of those that can be heard, by group rank
     sends: list[dist.Work]
-    gone: list[RuntimeError]  # what was found out about ranks that are not there
+    gone: RuntimeError | None  # what was found out about a rank that is not there
 
 
 class RollCall:
@@ -111,46 +111,33 @@ class RollCall:
 
     def compare(self, group: dist.ProcessGroup, digest: bytes, *, timeout: float) -> list[bytes]:
         """Everybody's digest, in order of group rank."""
-        listening = self.listen(group, digest)
-        self.tell(listening)
-        return self.hear(listening, timeout)
+        return self.hear(self.tell(group, digest), timeout)
 
-    def listen(self, group: dist.ProcessGroup, digest: bytes) -> Listening:
-        """The first step of three.
-
-        gloo sends a message once the other end has said that it listens, which takes its turn among
-        what that end sends: so this comes before anything long is sent.
-        """
+    def tell(self, group: dist.ProcessGroup, digest: bytes) -> Told:
+        """The first step of two: the digest leaves, if it goes straight to everybody."""
         self._number += 1
         works: dict[int, dist.Work] = {}
-        gone: list[RuntimeError] = []
+        sends: list[dist.Work] = []
+        gone: RuntimeError | None = None
         if not self._is_direct or self._verdict is not None:
-            return Listening(group, digest, None, works, [], gone)
+            return Told(group, digest, None, works, sends, gone)
         desk, self._desk = self._desk, None
         if desk is None or len(desk.written) != len(digest):
             own = self._ranks.group_rank(self._rank)
             desk = _Desk.of(len(digest), len(self._ranks), own)
         desk.written[:] = digest
+        mine = desk.mine
         for at, box in desk.heard:
             try:
                 works[at] = group.recv(box, at, _TAG)
+                sends.append(group.send(mine, at, _TAG))
             except RuntimeError as error:  # the others are to hear of this rank all the same
-                gone.append(error)
-        return Listening(group, digest, desk, works, [], gone)
+                gone = error
+        return Told(group, digest, desk, works, sends, gone)
 
-    def tell(self, listening: Listening) -> None:
-        """The second: the digest leaves, if it goes straight to everybody."""
-        group, _, desk, works, sends, gone = listening
-        if desk is not None:
-            for at in works:
-                try:
-                    sends.append(group.send(desk.mine, at, _TAG))
-                except RuntimeError as error:
-                    gone.append(error)
-
-    def hear(self, listening: Listening, timeout: float) -> list[bytes]:
-        """The last: everybody's digest, for which it waits up to so many seconds."""
-        group, digest, desk, works, sends, gone = listening
+    def hear(self, told: Told, timeout: float) -> list[bytes]:
+        """The second: everybody's digest, for which it waits up to so many seconds."""
+        group, digest, desk, works, sends, gone = told
         if desk is None:
             return self._gather(group, digest, timeout)
         began = time.monotonic()
@@ -167,8 +154,8 @@ class RollCall:
                     limit = _limit(timeout - waited)
             for work in sends:
                 work.wait(limit)
-            if gone:
-                raise gone[-1]
+            if gone is not None:
+                raise gone
         except RuntimeError as error:
             waited = time.monotonic() - began
             timed_out = waited >= timeout

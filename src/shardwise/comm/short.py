@@ -8,14 +8,15 @@ every call is seen, so what can be looked up beforehand is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.comm.aside import Aside
 from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from shardwise.comm.agreement import Agreement
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.transfer import RankProgram
     from shardwise.transfer.program import Addend, Index, PeerMessage, Place, Reduction, Round
 
-__all__ = ["Short", "run_short", "short_of"]
+__all__ = ["Shapes", "Short", "run_short", "short_of"]
 
 
 class _Spot(NamedTuple):
@@ -49,14 +50,21 @@ class _Sum(NamedTuple):
     addends: tuple[_Spot | int, ...]
 
 
+_Copies = tuple[tuple[_Spot, _Spot], ...]  # to where, and from where
+
+
 class _Round(NamedTuple):
     receives: tuple[_Receive, ...]
     sends: tuple[tuple[int, _Spot], ...]  # to whom, and what
-    copies: tuple[tuple[_Spot, _Spot], ...]  # to where, and from where
+    copies: _Copies
     sums: tuple[_Sum, ...]
+    num_copied: int  # elements that are copied beside sends
 
 
+_LARGE = 2 << 20  # bytes of copies that take far longer than to wake a thread
+_LARGE_NUMEL = _LARGE // 16  # of the longest elements
 _Held = tuple["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"]  # shards, outputs
+Shapes = Sequence[tuple[int, ...]]
 
 
 class Short(NamedTuple):
@@ -66,28 +74,39 @@ class Short(NamedTuple):
     op: ReduceOp | None  # of the sums
 
 
-def short_of(program: RankProgram, op: ReduceOp | None) -> Short | None:
-    """The program of one tensor in short, if all its rounds are such; `op` is what is pending."""
+def short_of(program: RankProgram, op: ReduceOp | None, shapes: Shapes) -> Short | None:
+    """The program of one tensor in short, if all its rounds are such.
+
+    `op` is what is pending, `shapes` are those of this rank's new shards.
+    """
     if program.cleared or not program.rounds:
         return None
-    rounds = [_short_round(round_) for round_ in program.rounds]
+    rounds = [_short_round(round_, shapes) for round_ in program.rounds]
     if any(round_ is None for round_ in rounds):
         return None
     return Short(tuple(round_ for round_ in rounds if round_ is not None), op)
 
 
-def _short_round(round_: Round) -> _Round | None:
+def _short_round(round_: Round, shapes: Shapes) -> _Round | None:
     receives = [_receive(message) for message in round_.receives]
     sends = [(message.peer, message.single) for message in round_.sends]
     sums = [_sum(reduction) for reduction in round_.reductions]
     if round_.scales or None in receives or None in sums or any(one is None for _, one in sends):
         return None
+    num_copied = sum(_numel(target, shapes) for _, _, target in round_.copies)
     return _Round(
         tuple(receive for receive in receives if receive is not None),
         tuple((peer, _spot(one[1])) for peer, one in sends if one is not None),
         tuple((_spot(target), _spot(source)) for _, source, target in round_.copies),
         tuple(one for one in sums if one is not None),
+        num_copied if sends else 0,
     )
+
+
+def _numel(place: Place, shapes: Shapes) -> int:
+    if place.region is None:
+        return math.prod(shapes[place.shard])
+    return math.prod(one.stop - one.start for one in place.region)
 
 
 def _spot(place: Place) -> _Spot:
@@ -141,7 +160,7 @@ def run_short(
             agreement.reach()
         if early is None or len(short.rounds) > 1:
             members = agreement.apart
-    for receives, sends, copies, sums in short.rounds:
+    for receives, sends, copies, sums, num_copied in short.rounds:
         flight = members.flight() if early is None else early
         landings: list[torch.Tensor] = []
         is_staged = False
@@ -156,17 +175,25 @@ def run_short(
                 is_staged = True
             landings.append(landing)
             flight.receive(peer, landing)
-        if early is not None:
-            early.listen()
+        aside: Aside | None = None
+        if num_copied >= _LARGE_NUMEL and _is_large(num_copied, outputs[0]):
+            aside = Aside(is_large=True)
+            if not aside.is_alone:
+                aside.call(partial(_copy, copies, held))
+                copies = ()
         # Regions are looked up here and not by `_at`, whose calls would be a third of all.
         for peer, (is_target, shard, region) in sends:
             sent = held[is_target][shard]
             flight.send(peer, packed(sent if region is None else sent[region]))
         flight.launch()
+        if early is not None:
+            early.tell()
         for (_, to, there), (is_target, shard, region) in copies:
             target, source = outputs[to], held[is_target][shard]
             target = target if there is None else target[there]
             target.copy_(source if region is None else source[region])
+        if aside is not None:
+            aside.catch_up()
         if early is not None:
             assert agreement is not None
             agreement.reach(early)
@@ -179,6 +206,15 @@ def run_short(
         if is_staged and len(short.rounds) > 1:
             named = zip(receives, landings, strict=True)
             spare = [landing for receive, landing in named if not receive.is_direct]
+
+
+def _is_large(num_copied: int, output: torch.Tensor) -> bool:
+    return output.is_cpu and num_copied * output.itemsize >= _LARGE
+
+
+def _copy(copies: _Copies, held: _Held) -> None:
+    for target, source in copies:
+        _at(target, held).copy_(_at(source, held))
 
 
 def _take(spare: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:

@@ -25,11 +25,14 @@ from shardwise.sharded_tensor.tensor import ShardedTensor, show_written, wrap
 from shardwise.sharded_tensor.usable import check_writable, states_of_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardwise.ops.foreach import Foreach
 
 __all__ = ["Column", "states_of"]
+
+
+_ONLY_SHARDED = {ShardedTensor}
 
 
 class Column(NamedTuple):
@@ -42,8 +45,11 @@ class Column(NamedTuple):
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Column:
         """Raises if a sharded tensor of them cannot be used."""
-        if all([issubclass(kind, ShardedTensor) for kind in set(map(type, tensors))]):
+        kinds = set(map(type, tensors))
+        if kinds == _ONLY_SHARDED or all([issubclass(kind, ShardedTensor) for kind in kinds]):
             return cls(tensors, states_of_all(tensors), is_sharded=True)  # type: ignore[arg-type]  # all are sharded
+        if not any([issubclass(kind, ShardedTensor) for kind in kinds]):
+            return cls(tensors, [None] * len(tensors), is_sharded=False)
         there = [isinstance(tensor, ShardedTensor) for tensor in tensors]
         states = iter(states_of_all([t for t in tensors if isinstance(t, ShardedTensor)]))
         return cls(tensors, [next(states) if one else None for one in there], is_sharded=False)
@@ -74,6 +80,17 @@ def states_of(func: Any, columns: Sequence[Column]) -> list[State]:
     return found
 
 
+def _is_of_one_group(columns: Iterable[Column]) -> bool:
+    """As `states_of` asks it, of sharded tensors and of lists that have none."""
+    found: set[Any] = set()
+    for column in columns:
+        if column.is_sharded:
+            found.update([state.members for state in column.states])  # type: ignore[union-attr]  # all are
+        elif any(column.states):
+            return False
+    return len(found) <= 1
+
+
 class _Call(NamedTuple):
     """A call of a list function: its arguments, and those of them that are lists of tensors."""
 
@@ -95,11 +112,12 @@ class _Call(NamedTuple):
             elif isinstance(arg, ShardedTensor):
                 singles.append(arg)
         lead = next(iter(columns.values()))
-        call = cls(func, args, kwargs, columns, lead, singles)
-        states = states_of(func, [*columns.values(), *([Column.of(singles)] if singles else [])])
-        if should_check(hot=True):
-            compare_calls(func, states)
-        return call
+        if singles or should_check(hot=True) or not _is_of_one_group(columns.values()):
+            every = [*columns.values(), *([Column.of(singles)] if singles else [])]
+            states = states_of(func, every)
+            if should_check(hot=True):
+                compare_calls(func, states)
+        return cls(func, args, kwargs, columns, lead, singles)
 
     def has_number_each(self, arg: Any) -> bool:
         """Whether the argument is a tensor with a number for each position."""
@@ -184,7 +202,7 @@ def _run(one: Foreach, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _check_all_writable(column: Column, func: Any) -> None:
-    if any([state is not None and state.view_of for state in column.states]):
+    if any([state is not None and state.is_special for state in column.states]):
         for tensor in column.tensors:
             check_writable(tensor, func)
 
@@ -274,9 +292,10 @@ def _run_fused(func: Any, *args: Any, **kwargs: Any) -> None:
         _check_all_writable(column, func)
     call.on_pieces(None, _counts(call.lead, None))
     # torch counts no versions here. [Note: lost views] in `state.py`
-    torch.autograd.graph.increment_version(
-        [state.carriers[0] for column in columns for state in column.states if state is not None]
-    )
+    for column in columns:
+        if any(column.states):
+            written = [state.carriers[0] for state in column.states if state is not None]
+            torch.autograd.graph.increment_version(written)
     for tensor, state in moved:
         tensor.copy_(wrap(state))
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
+_IS_COMPLEX = torch.is_complex  # which optimizers ask of every parameter at every step
 # torch's way to a tensor without memory. Arguments by position are parsed a third quicker: class,
 # size, strides, offset, memory format, dtype, layout, device, pinned, requires_grad.
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -364,6 +365,8 @@ class ShardedTensor(ShardedTensorBase):
     ) -> Any:
         runner = runner_of(func)
         if runner is None and func in OUTER:
+            if func is _IS_COMPLEX and args:
+                return args[0]._state.carriers[0].is_complex()
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
         # What remains below is the way of most calls, so it is kept short.

@@ -39,11 +39,13 @@ def live_state(tensor: ShardedTensorBase) -> State:
 
 
 def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
-    """`live_state` of each."""
-    with _NoDispatch():
-        has_grad_fn = any([tensor.grad_fn is not None for tensor in tensors])
+    """`live_state` of each; without gradients, where autograd has gone does not matter."""
     states = [tensor._state for tensor in tensors]
-    if has_grad_fn or any([state.is_freed or state.view_of for state in states]):
+    is_special = any([state.is_special for state in states])
+    if not is_special and torch.is_grad_enabled():
+        with _NoDispatch():
+            is_special = any([tensor.grad_fn is not None for tensor in tensors])
+    if is_special:
         for tensor in tensors:
             check_usable(tensor)
     return states

@@ -1,0 +1,80 @@
+"""Work that other threads do: large copies beside messages, and what must hold for any call."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+
+import pytest
+import torch
+
+import shardwise
+from shardwise.comm import aside, execute, short
+from shardwise.comm.aside import Aside
+from shardwise.testing.tensors import assemble, random_shards
+from shardwise.transfer import plan_reshard
+
+SHAPE = (1200, 1200)  # of which a third of a third is copied, 625 KiB of float32
+
+
+def _moved(rank: int, num_cores: int, large: int, with_inference: bool) -> tuple[set[str], bool]:
+    """Threads that copied, and whether the result is an inference tensor."""
+    rows, columns = (shardwise.chunk(dim).layout(SHAPE) for dim in (0, 1))
+    plan, names = plan_reshard(rows, columns, 4), set[str]()
+    full = assemble(rows, random_shards(rows))
+    copy = short._copy
+
+    def noted(*args: object) -> None:
+        names.add(threading.current_thread().name.split("_")[0])
+        copy(*args)  # type: ignore[arg-type]  # as they come
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode(with_inference):
+        patch.setattr(aside, "_num_cores", lambda: num_cores)
+        patch.setattr(short, "_LARGE", large)
+        patch.setattr(short, "_copy", noted)
+        for _ in range(3):
+            (found,) = execute(plan, random_shards(rows)[rank])
+            assert torch.equal(found, full[columns.boxes_of(rank)[0].slices()])
+    return names, found.is_inference()
+
+
+@pytest.mark.parametrize("with_inference", [False, True])
+def test_large_copies_are_made_beside_sends(with_inference: bool) -> None:
+    large = 600 << 10
+    found = shardwise.run_local(_moved, 3, 4, large, with_inference)
+    assert found == [({"shardwise aside"}, with_inference)] * 3
+
+
+@pytest.mark.parametrize(("num_cores", "large"), [(3, 600 << 10), (16, 700 << 10)])
+def test_small_ones_are_not_nor_where_there_are_few_cores(num_cores: int, large: int) -> None:
+    assert shardwise.run_local(_moved, 3, num_cores, large, False) == [(set(), False)] * 3
+
+
+def test_what_another_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_num_cores", lambda: 8)
+    calls = Aside(is_large=True)
+    calls.call(lambda: 1)
+    calls.call(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        calls.catch_up()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stay with the parent; who waited for them would wait for ever."""
+    monkeypatch.setattr(aside, "_num_cores", lambda: 8)
+
+    def ask() -> int:
+        calls, found = Aside(is_large=True), list[int]()
+        calls.call(lambda: found.append(7))
+        calls.catch_up()
+        return found[0]
+
+    assert ask() == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a process with threads forks
+        child = os.fork()
+    if child == 0:
+        os._exit(ask())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
