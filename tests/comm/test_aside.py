@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ import torch
 import shardwise
 from shardwise.comm import aside, execute, short
 from shardwise.comm.aside import Aside
+from shardwise.comm.flights import PostedFlight
 from shardwise.testing.tensors import assemble, random_shards
 from shardwise.transfer import plan_reshard
 
@@ -49,6 +53,65 @@ def test_large_copies_are_made_beside_sends(with_inference: bool) -> None:
 @pytest.mark.parametrize(("num_cores", "large"), [(3, 600 << 10), (16, 700 << 10)])
 def test_small_ones_are_not_nor_where_there_are_few_cores(num_cores: int, large: int) -> None:
     assert shardwise.run_local(_moved, 3, num_cores, large, False) == [(set(), False)] * 3
+
+
+def _interrupted(rank: int) -> None:
+    """A send fails while the copy is under way: it is over when that is raised."""
+    rows, columns = (shardwise.chunk(dim).layout(SHAPE) for dim in (0, 1))
+    plan, held = plan_reshard(rows, columns, 4), random_shards(rows)[rank]
+    for _ in range(2):
+        execute(plan, held)
+    began, ended, copy = threading.Event(), threading.Event(), short._copy
+
+    def slow(*args: object) -> None:
+        began.set()
+        time.sleep(0.1)
+        copy(*args)  # type: ignore[arg-type]  # as they come
+        ended.set()
+
+    def fail(*_: object) -> None:
+        assert began.wait(30)
+        raise ConnectionError("cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aside, "_num_cores", lambda: 4)
+        patch.setattr(short, "_LARGE", 600 << 10)
+        patch.setattr(short, "_copy", slow)
+        patch.setattr(PostedFlight, "send", fail)
+        with pytest.raises(ConnectionError, match="cut"):
+            execute(plan, held)
+        assert ended.is_set()
+
+
+def test_a_copy_is_over_when_an_exchange_raises() -> None:
+    shardwise.run_local(_interrupted, 2)
+
+
+def test_calls_are_made_when_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of the process."""
+    ended, found = ThreadPoolExecutor(1), list[int]()
+    ended.shutdown()
+    monkeypatch.setattr(aside, "_num_cores", lambda: 8)
+    monkeypatch.setattr(aside, "_pool", lambda _: ended)
+    calls = Aside(is_large=True)
+    for number in range(3):
+        calls.call(partial(found.append, number))
+    calls.catch_up()
+    assert found == [0, 1, 2]
+
+
+def test_other_threads_take_as_many_of_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_num_cores", lambda: 4)
+    before, found = torch.get_num_threads(), list[int]()
+    try:
+        for count in (2, 1):
+            torch.set_num_threads(count)
+            calls = Aside(is_large=True)
+            calls.call(lambda: found.append(torch.get_num_threads()))
+            calls.catch_up()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2, 1]
 
 
 def test_what_another_thread_raises_reaches_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

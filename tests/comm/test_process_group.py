@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from shardwise.comm import roll_call
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight
 from shardwise.comm.process_group import ProcessGroupCommunicator, communicator
+from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.roll_call import RollCall
 from shardwise.errors import (
     AbsentRanksError,
@@ -315,3 +317,37 @@ def test_a_wait_lasts_for_its_time_in_whole_milliseconds() -> None:
         limit = roll_call._limit(seconds)
         assert limit % timedelta(milliseconds=1) == timedelta(0) < limit
         assert seconds <= limit.total_seconds() < max(seconds, 0) + 0.0011
+
+
+def test_all_ranks_together_are_waited_for_no_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, limits = 100.0, list[float]()
+
+    class Work:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def wait(self, limit: timedelta) -> None:
+            nonlocal now
+            limits.append(limit.total_seconds())
+            now += self.seconds
+
+    delays = iter([0.0, 4.0, 0.0])
+    group: Any = SimpleNamespace(
+        recv=lambda *_: Work(next(delays)), send=lambda *_: Work(0.0), size=lambda: 4
+    )
+    monkeypatch.setattr(roll_call, "time", SimpleNamespace(monotonic=lambda: now))
+    calls = RollCall(
+        GroupRanks((0, 1, 2, 3)), 0, device=torch.device("cpu"), name="cpu", closes=True
+    )
+    assert len(calls.compare(group, b"0" * 16, timeout=10.0)) == 4
+    assert limits == [10.0, 10.0, 6.0, 6.0, 6.0, 6.0]  # three receives, three sends
+
+
+def test_a_default_device_is_not_where_digests_lie() -> None:
+    def compare(_: int) -> int:
+        with torch.device("meta"):
+            return len(communicator().compare(b"0" * 16, timeout=20))
+
+    assert run_local(compare, 2) == [2, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -187,6 +188,24 @@ def _compared_and_told(rank: int) -> list[str]:
 
 def test_debugging_traces_and_the_log_see_known_calls_too() -> None:
     assert shardwise.run_local(_compared_and_told, 2) == [["distributing", "distributing"], []]
+
+
+def _remade(_: int) -> list[int]:
+    full, kept = torch.arange(6.0), list[int]()
+    for turn in range(20):  # specs of which each may have the id of the last
+        spec = shardwise.chunk(0) if turn % 2 else shardwise.block_cyclic(0, 1)
+        for _ in range(2):
+            made = shardwise.distribute(full + turn, spec)
+            assert torch.equal(made.full_tensor(), full + turn)
+            assert made.sharding_spec() is spec
+        gone = weakref.ref(spec)
+        del spec, made
+        kept.append(gone() is not None)
+    return kept
+
+
+def test_specs_made_anew_are_not_kept() -> None:
+    assert shardwise.run_local(_remade, 2) == [[False] * 20] * 2
 
 
 def test_no_more_than_so_many_are_kept() -> None:

@@ -34,6 +34,7 @@ class Aside:
         # Also how many calls may wait or run beside a new one: each holds memory.
         self._num_threads = _num_threads() if is_large else 0
         self._is_inference = torch.is_inference_mode_enabled()
+        self._threads_of_torch = torch.get_num_threads()
         self._calls: list[Future[None]] = []
 
     @property
@@ -47,7 +48,12 @@ class Aside:
             function()
         else:
             self.catch_up(behind=self._num_threads)
-            self._calls.append(_pool(self._num_threads).submit(self._run, function))
+            try:
+                call = _pool(self._num_threads).submit(self._run, function)
+            except RuntimeError:  # no thread can be had, as when the process ends
+                function()
+            else:
+                self._calls.append(call)
 
     def catch_up(self, *, behind: int = 0) -> None:
         """Waits for all calls but the last `behind`; raises what one of them raised."""
@@ -55,7 +61,9 @@ class Aside:
             self._calls.pop(0).result()
 
     def _run(self, function: Callable[[], object]) -> None:
-        with torch.inference_mode(self._is_inference):  # every thread has its own
+        if torch.get_num_threads() != self._threads_of_torch:  # every thread has its own
+            torch.set_num_threads(self._threads_of_torch)
+        with torch.inference_mode(self._is_inference):  # the same
             function()
 
 

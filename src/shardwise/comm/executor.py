@@ -23,11 +23,11 @@ from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.communicator import Flight
-from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_outputs
+from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_tensors
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
 from shardwise.comm.message_memory import NewMemory, Slab
-from shardwise.comm.pages import new_like
+from shardwise.comm.pages import new_like, new_tensor
 from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
@@ -83,10 +83,13 @@ def execute(
             and not (DEBUGGERS and is_debugging())  # asked in any case when the plan became known
         ):
             shape = known.only_shape
-            if shards and shape is not None:  # quicker than to say dtype and device
+            assert known.usual_dtype is not None
+            if shape is None:
+                outputs = new_tensors(known.shapes.target, known.usual_dtype, members.wire_device)
+            elif shards:  # quicker than to say dtype and device
                 outputs = [new_like(shards[0], shape)]
             else:
-                outputs = new_outputs(known, members.wire_device)
+                outputs = [new_tensor(shape, known.usual_dtype, members.wire_device)]
             run_short(known.short, shards, outputs, members, agreement)
             return outputs
     if agreement is not None:

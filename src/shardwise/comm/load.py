@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
-__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_outputs", "new_tensors", "usual_load"]
+__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_tensors", "usual_load"]
 
 
 _ALIGNMENT = 64  # bytes
@@ -156,15 +156,6 @@ def is_usual(
         ):
             return False
     return True
-
-
-def new_outputs(known: RankPlan, wire: torch.device) -> list[torch.Tensor]:
-    """Outputs for shards that are as usual."""
-    shape, dtype = known.only_shape, known.usual_dtype
-    assert dtype is not None
-    if shape is None:
-        return new_tensors(known.shapes.target, dtype, wire)
-    return [new_tensor(shape, dtype, wire)]
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

@@ -43,7 +43,7 @@ __all__ = ["RollCall", "Told"]
 _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
 _POLL = 0.0001
-_SHORT = 0.001  # of a wait that leaves the others as much time as before
+_SHORT = 0.001  # seconds waited for all ranks so far, after which the others get as long as before
 _LOOK = 0.1  # between two looks into the store
 _FEW = 8  # ranks
 _TAG = 0x5A4F  # of messages with digests
@@ -71,7 +71,7 @@ class _Desk(NamedTuple):
 
     @classmethod
     def of(cls, length: int, num_ranks: int, own: int) -> _Desk:
-        boxes = [torch.empty(length, dtype=torch.uint8) for _ in range(num_ranks)]
+        boxes = [torch.empty(length, dtype=torch.uint8, device="cpu") for _ in range(num_ranks)]
         views = tuple(box.numpy().data for box in boxes)
         heard = tuple((at, [box]) for at, box in enumerate(boxes) if at != own)
         return cls([boxes[own]], heard, views[own], views)

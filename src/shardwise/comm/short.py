@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.transfer import RankProgram
     from shardwise.transfer.program import Addend, Index, PeerMessage, Place, Reduction, Round
 
-__all__ = ["Shapes", "Short", "run_short", "short_of"]
+__all__ = ["Short", "run_short", "short_of"]
 
 
 class _Spot(NamedTuple):
@@ -64,7 +64,7 @@ class _Round(NamedTuple):
 _LARGE = 2 << 20  # bytes of copies that take far longer than to wake a thread
 _LARGE_NUMEL = _LARGE // 16  # of the longest elements
 _Held = tuple["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"]  # shards, outputs
-Shapes = Sequence[tuple[int, ...]]
+_Shapes = Sequence[tuple[int, ...]]
 
 
 class Short(NamedTuple):
@@ -74,7 +74,7 @@ class Short(NamedTuple):
     op: ReduceOp | None  # of the sums
 
 
-def short_of(program: RankProgram, op: ReduceOp | None, shapes: Shapes) -> Short | None:
+def short_of(program: RankProgram, op: ReduceOp | None, shapes: _Shapes) -> Short | None:
     """The program of one tensor in short, if all its rounds are such.
 
     `op` is what is pending, `shapes` are those of this rank's new shards.
@@ -87,7 +87,7 @@ def short_of(program: RankProgram, op: ReduceOp | None, shapes: Shapes) -> Short
     return Short(tuple(round_ for round_ in rounds if round_ is not None), op)
 
 
-def _short_round(round_: Round, shapes: Shapes) -> _Round | None:
+def _short_round(round_: Round, shapes: _Shapes) -> _Round | None:
     receives = [_receive(message) for message in round_.receives]
     sends = [(message.peer, message.single) for message in round_.sends]
     sums = [_sum(reduction) for reduction in round_.reductions]
@@ -103,7 +103,7 @@ def _short_round(round_: Round, shapes: Shapes) -> _Round | None:
     )
 
 
-def _numel(place: Place, shapes: Shapes) -> int:
+def _numel(place: Place, shapes: _Shapes) -> int:
     if place.region is None:
         return math.prod(shapes[place.shard])
     return math.prod(one.stop - one.start for one in place.region)
@@ -181,19 +181,21 @@ def run_short(
             if not aside.is_alone:
                 aside.call(partial(_copy, copies, held))
                 copies = ()
-        # Regions are looked up here and not by `_at`, whose calls would be a third of all.
-        for peer, (is_target, shard, region) in sends:
-            sent = held[is_target][shard]
-            flight.send(peer, packed(sent if region is None else sent[region]))
-        flight.launch()
-        if early is not None:
-            early.tell()
+        try:
+            # Regions are looked up here and not by `_at`, whose calls would be a third of all.
+            for peer, (is_target, shard, region) in sends:
+                sent = held[is_target][shard]
+                flight.send(peer, packed(sent if region is None else sent[region]))
+            flight.launch()
+            if early is not None:
+                early.tell()
+        finally:  # also when it raises: shards are the caller's, who may then do as he likes
+            if aside is not None:
+                aside.catch_up()
         for (_, to, there), (is_target, shard, region) in copies:
             target, source = outputs[to], held[is_target][shard]
             target = target if there is None else target[there]
             target.copy_(source if region is None else source[region])
-        if aside is not None:
-            aside.catch_up()
         if early is not None:
             assert agreement is not None
             agreement.reach(early)

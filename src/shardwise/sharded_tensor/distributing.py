@@ -53,7 +53,7 @@ def distribute(
     members = communicator(process_group)
     known = known_cut(tensor, spec, src_rank, members)
     if known is not None:
-        return cut_again(known, tensor, members)
+        return cut_again(known, tensor, spec, members)
     problem: Exception | None = None
     values: dict[str, object] = {"src_rank": src_rank}
     try:

@@ -6,6 +6,8 @@ longer than sending.
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -34,9 +36,12 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 class KnownCut(NamedTuple):
-    """What `distribute` found out about a call."""
+    """What `distribute` found out about a call.
 
-    spec: ShardingSpec  # held, which keeps its id its own
+    It does not hold the spec, which may be made anew for every call, and has layouts of its own.
+    """
+
+    spec: weakref.ref[ShardingSpec]
     layout: Layout
     plan: TransferPlan
     has_data: bool  # whether this rank brings the tensor
@@ -56,6 +61,7 @@ def known_cut(
     known: KnownCut | None = members.cuts.get(_key(tensor, spec, src_rank))
     if (
         known is None
+        or known.spec() is not spec  # of which only the id is the same
         or tensor.layout is not torch.strided
         or (known.has_data and not tensor.is_contiguous())
         or logs_phases()
@@ -72,9 +78,13 @@ def _key(tensor: torch.Tensor, spec: object, src_rank: object) -> tuple[object, 
 
 def keep_cut(full: Full, members: Communicator, *, src_rank: int | None) -> None:
     """Keeps what is known once a call has succeeded, if nothing in it can change."""
-    layout, spec = full.layout, full.spec
-    if type(spec).layout is not BuiltinSpec.layout or not layout.boxes_of(members.rank):
-        return  # a spec that may say something else the next time, or a rank that holds nothing
+    key, spec = _key(full.tensor, full.spec, src_rank), full.spec
+    known: KnownCut | None = members.cuts.get(key)
+    if known is not None and known.spec() is spec:
+        return
+    if not _is_fixed(spec) or not full.layout.boxes_of(members.rank):
+        return
+    full = replace(full, layout=only_layout(full.layout))
     transfer = transfer_to_cut(full, members, src_rank=src_rank)
     if transfer.out is not None or transfer.device is not None:
         return
@@ -84,14 +94,22 @@ def keep_cut(full: Full, members: Communicator, *, src_rank: int | None) -> None
         agreement = Agreement("distribute", values, members, None, SEED_PHRASES)
     if len(members.cuts) >= _MOST_KEPT:
         members.cuts.clear()
-    members.cuts[_key(full.tensor, spec, src_rank)] = KnownCut(
-        spec, only_layout(layout), transfer.plan, bool(transfer.shards), agreement
+    members.cuts[key] = KnownCut(
+        weakref.ref(spec), full.layout, transfer.plan, bool(transfer.shards), agreement
     )
 
 
-def cut_again(known: KnownCut, tensor: torch.Tensor, members: Communicator) -> ShardedTensor:
+def _is_fixed(spec: ShardingSpec) -> bool:
+    """Whether it says the same of a size at any time, as those do that keep it themselves."""
+    kind, kept = type(spec), BuiltinSpec
+    return kind.layout is kept.layout and kind.local_devices is kept.local_devices
+
+
+def cut_again(
+    known: KnownCut, tensor: torch.Tensor, spec: ShardingSpec, members: Communicator
+) -> ShardedTensor:
     """The tensor, cut: new leaves that require grad if it does."""
-    spec, layout, plan, has_data, agreement = known
+    _, layout, plan, has_data, agreement = known
     if agreement is not None and not should_check(hot=False):
         agreement = None
     held = (tensor.detach(),) if has_data else ()

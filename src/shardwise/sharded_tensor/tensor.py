@@ -365,7 +365,7 @@ class ShardedTensor(ShardedTensorBase):
     ) -> Any:
         runner = runner_of(func)
         if runner is None and func in OUTER:
-            if func is _IS_COMPLEX and args:
+            if func is _IS_COMPLEX and len(args) == 1:
                 return args[0]._state.carriers[0].is_complex()
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})

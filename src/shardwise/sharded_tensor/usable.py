@@ -39,13 +39,11 @@ def live_state(tensor: ShardedTensorBase) -> State:
 
 
 def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
-    """`live_state` of each; without gradients, where autograd has gone does not matter."""
+    """`live_state` of each."""
+    with _NoDispatch():
+        is_past = any([tensor.grad_fn is not None for tensor in tensors])
     states = [tensor._state for tensor in tensors]
-    is_special = any([state.is_special for state in states])
-    if not is_special and torch.is_grad_enabled():
-        with _NoDispatch():
-            is_special = any([tensor.grad_fn is not None for tensor in tensors])
-    if is_special:
+    if is_past or any([state.is_special for state in states]):
         for tensor in tensors:
             check_usable(tensor)
     return states
