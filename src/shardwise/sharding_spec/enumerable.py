@@ -56,6 +56,7 @@ class EnumerableShardingSpec(BuiltinSpec):
     # Not kept per shape: callers assign the placements of `shards` (TorchRec does).
     layout = ShardingSpec.layout
     local_devices = ShardingSpec.local_devices
+    _local_placements = ShardingSpec._local_placements
 
     def _pieces(self, shape: Sequence[int]) -> Pieces:
         check_tensor(distinct_shards(self.shards) if self.replicas else self.shards, shape)

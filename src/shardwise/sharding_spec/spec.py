@@ -8,8 +8,9 @@ devices and the seed's metadata follow. A user's own subclass, written for the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from shardwise.metadata import (
 from shardwise.placement import Placement, parse_placement, rank_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -43,6 +44,9 @@ __all__ = [
     "check_dim",
     "dim_of",
 ]
+
+
+_Said = TypeVar("_Said", Layout, tuple[Placement, ...])
 
 
 class PlacementSpec(ABC):  # noqa: B024  # the seed's base class has no methods
@@ -134,15 +138,23 @@ class ShardingSpec(ABC):
 
     def local_devices(self, shape: Sequence[int], rank: int) -> tuple[torch.device, ...]:
         """Device of each local shard of `rank`, in the order of `layout(shape).boxes_of(rank)`."""
-        pieces = self._pieces(as_shape(shape))
+        return tuple(place.device() for place in self._local_placements(as_shape(shape), rank))
+
+    def _local_placements(self, shape: tuple[int, ...], rank: int) -> tuple[Placement, ...]:
+        pieces = self._pieces(shape)
         rows = np.flatnonzero(pieces.ranks() == rank)
         terms = np.zeros(len(rows), np.int64) if pieces.terms is None else pieces.terms[rows]
         table = np.column_stack([pieces.boxes.starts[rows], pieces.boxes.stops[rows], terms])
         placements = [pieces.placements[k] for k in pieces.owners[rows[np.lexsort(table.T[::-1])]]]
-        return tuple(p.device() for p in placements if p is not None)
+        return tuple(p for p in placements if p is not None)
 
 
 _MOST_LAYOUTS = 64  # kept per spec: one per shape, so that asking again costs a look-up
+_MOST_SHARED = 256  # of all specs together
+_FEW = 1024  # boxes of a layout that is shared
+# What equal specs of our own classes say of a shape, because `reshard(x, chunk(1))` makes a spec at
+# every call: layouts, and placements of a rank.
+_shared: dict[tuple[Any, ...], Any] = {}
 
 
 class BuiltinSpec(ShardingSpec):
@@ -167,7 +179,7 @@ class BuiltinSpec(ShardingSpec):
         if (layout := kept.get(key)) is None:
             if len(kept) >= _MOST_LAYOUTS:
                 kept.clear()
-            layout = kept[key] = super().layout(key)
+            layout = kept[key] = self._shared_layout(key)
         return layout
 
     layout.__doc__ = ShardingSpec.layout.__doc__
@@ -184,6 +196,26 @@ class BuiltinSpec(ShardingSpec):
         return devices
 
     local_devices.__doc__ = ShardingSpec.local_devices.__doc__
+
+    def _shared_layout(self, shape: tuple[int, ...]) -> Layout:
+        return self._said_once((shape,), lambda: super(BuiltinSpec, self).layout(shape))
+
+    def _local_placements(self, shape: tuple[int, ...], rank: int) -> tuple[Placement, ...]:
+        make = super()._local_placements
+        return self._said_once((shape, rank), lambda: make(shape, rank))
+
+    def _said_once(self, about: tuple[Any, ...], make: Callable[[], _Said]) -> _Said:
+        """What `make` gives, or gave to an equal spec; not of a user's class, which may differ."""
+        if not type(self).__module__.startswith(f"{__package__}."):
+            return make()
+        found: _Said | None = _shared.get((self, *about))
+        if found is None:
+            found = make()
+            if len(found) <= _FEW:
+                if len(_shared) >= _MOST_SHARED:
+                    _shared.clear()
+                _shared[copy(self), *about] = found  # of a copy, which keeps nothing itself
+        return found
 
     def build_metadata(
         self, tensor_sizes: torch.Size, tensor_properties: TensorProperties
