@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.transfer.plans import small_sums_cut
 
 import shardwise
 from shardwise.comm import Transfer, communicator, execute, execute_all
@@ -74,6 +76,11 @@ def _moved(
     return found
 
 
+def _moved_in_parts(rank: int, listed: Sequence[Pair]) -> list[list[torch.Tensor]]:
+    with small_sums_cut():
+        return _moved(rank, listed)
+
+
 def _moved_together(rank: int, listed: Sequence[Pair], max_bytes: int | None) -> Any:
     transfers = [_transfer(pair, rank, seed=seed) for seed, pair in enumerate(listed)]
     return execute_all(transfers, max_bytes=max_bytes)
@@ -95,9 +102,10 @@ def _check(listed: Sequence[Pair], results: Sequence[Sequence[Sequence[torch.Ten
 # -- simulated ---------------------------------------------------------------------------------
 
 
-@given(pairs())
-def test_any_layout_becomes_any_other(pair: Pair) -> None:
-    simulation = simulate(_moved, 4, [pair])
+@given(pairs(), st.booleans())
+def test_any_layout_becomes_any_other(pair: Pair, is_cut: bool) -> None:
+    with small_sums_cut() if is_cut else nullcontext():
+        simulation = simulate(_moved, 4, [pair])
     _check([pair], simulation.results)
     source, target, dtype = pair
     plan = plan_reshard(source, target, dtype.itemsize)
@@ -136,6 +144,7 @@ def test_many_tensors_of_many_dtypes_share_one_exchange(
 def test_real_ranks_do_what_the_simulation_does(world_size: int) -> None:
     listed = examples(pairs(world_size=world_size), 50)
     assert len(listed) >= 25
+    _check(listed, shardwise.run_local(_moved_in_parts, world_size, listed))
     real = shardwise.run_local(_moved, world_size, listed)
     _check(listed, real)
     simulated = simulate(_moved, world_size, listed).results
@@ -184,11 +193,14 @@ def _summed(rank: int, shape: tuple[int, ...], op: ReduceOp) -> torch.Tensor:
     return execute(plan_reshard(source, target, 4), [mine])[0]
 
 
+@pytest.mark.parametrize("shape", [(33, 5), (330, 51)])  # not cut, and cut
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min", "product"])
-def test_replicas_of_a_reduction_are_equal_bit_for_bit(op: ReduceOp) -> None:
+def test_replicas_of_a_reduction_are_equal_bit_for_bit(
+    op: ReduceOp, shape: tuple[int, ...]
+) -> None:
     """Terms are added in their order, so the result is also that of a plain loop."""
-    results = simulate(_summed, 4, (33, 5), op).results
-    terms = [torch.randn((33, 5), generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    results = simulate(_summed, 4, shape, op).results
+    terms = [torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     expected = terms[0].clone()
     for term in terms[1:]:
         if op in ("sum", "avg"):
@@ -222,8 +234,22 @@ def _into_outputs(rank: int) -> tuple[bool, torch.Tensor]:
     plan = plan_reshard(source, target, 4)
     (box,) = target.boxes_of(rank)
     strided = torch.zeros(2 * box.shape[1], 2 * box.shape[0])[::2, ::2].t()
-    result = execute(plan, shards, out=[strided])
-    return result[0].data_ptr() == strided.data_ptr(), strided
+    usual = torch.zeros(box.shape)
+    with_gradient = torch.zeros(box.shape, requires_grad=True)
+    outputs = [usual, usual, strided, with_gradient, usual]  # the second goes the short way
+    versions = []
+    for out in outputs:
+        with torch.no_grad():
+            out.zero_()
+        versions.append(out._version)
+        (result,) = execute(plan, shards, out=[out])
+        assert result.data_ptr() == out.data_ptr()
+        assert not result.requires_grad
+        versions.append(out._version)
+    assert versions[1] - versions[0] == versions[3] - versions[2]
+    torch.testing.assert_close(strided, usual)
+    torch.testing.assert_close(with_gradient.detach(), usual)
+    return result.data_ptr() == usual.data_ptr(), usual
 
 
 def test_given_outputs_are_filled_in_place_whatever_their_strides() -> None:
@@ -441,10 +467,12 @@ def test_a_wrong_call_says_what_is_wrong(
     assert isinstance(failure.value.__cause__, kind)
 
 
-def test_outputs_that_share_memory_with_shards_are_refused() -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_outputs_that_share_memory_with_shards_are_refused(is_first: bool) -> None:
     memory = torch.zeros(24)
+    shards, out = [memory[:12].view(2, 6)], [memory[11:23].view(4, 3)]
     with pytest.raises(shardwise.errors.RankFailure, match="shares memory with 'tensor' shards"):
-        _alone(PLAN, [memory[:12].view(2, 6)], out=[memory[11:23].view(4, 3)])
+        _alone(PLAN, shards, out=out, is_first=is_first)
 
 
 def test_an_average_of_whole_numbers_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
@@ -174,16 +175,30 @@ def test_small_pieces_are_not_split_among_their_holders() -> None:
     assert len(plan.messages(2)) == 1
 
 
-def test_addends_are_reduced_on_all_destinations_alike() -> None:
-    shape = (64, 8)
-    plan = plan_reshard(
+def _sum_to_all(shape: tuple[int, ...], itemsize: int) -> TransferPlan:
+    return plan_reshard(
         shardwise.partial(ranks=range(4)).layout(shape),
         shardwise.replicate(ranks=range(4)).layout(shape),
-        4,
+        itemsize,
     )
-    assert plan.total_bytes == 64 * 8 * 4 * (4 + 4 - 2)
+
+
+def test_addends_are_reduced_on_all_destinations_alike() -> None:
+    shape = (640, 8)
+    plan = _sum_to_all(shape, 4)
+    assert plan.total_bytes == math.prod(shape) * 4 * (4 + 4 - 2)
     assert len({plan.bytes_sent(rank) for rank in range(4)}) == 1
     assert len({plan.bytes_received(rank) for rank in range(4)}) == 1
+
+
+def test_a_small_sum_is_reduced_on_one_destination() -> None:
+    shape = (64, 8)
+    plan = _sum_to_all(shape, 4)
+    assert plan.total_bytes == plan.lower_bound == math.prod(shape) * 4 * (4 + 4 - 2)
+    messages = [message for rank in range(4) for message in plan.messages(rank)]
+    assert len(messages) == 2 * 6  # which both ends name; 24 if it were cut
+    # Thousands of them in one exchange are one plan of long elements, which is cut.
+    assert len({_sum_to_all(shape, 4 * 4096).bytes_sent(rank) for rank in range(4)}) == 1
 
 
 def test_scalars_that_are_pending_take_turns_as_to_who_reduces() -> None:

@@ -113,7 +113,7 @@ class TransferPlan:
         if not is_reduced.any():
             return copies(self.source, self.target, regions, self.itemsize)
         copied = copies(self.source, self.target, regions[~is_reduced], self.itemsize)
-        reduced = reductions(self.source, self.target, regions[is_reduced])
+        reduced = reductions(self.source, self.target, regions[is_reduced], self.itemsize)
         return Moves.concatenate([copied, reduced], self.source.ndim).in_order()
 
     def _is_reduced(self, regions: Regions) -> np.ndarray:
