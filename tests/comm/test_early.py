@@ -61,12 +61,46 @@ def test_a_rank_that_fails_sends_nothing_and_the_others_raise() -> None:
     assert names == ["AgreementError", "ArgumentTypeError", "AgreementError"]
 
 
+def _gather_wrongly(rank: int) -> list[str]:
+    """What ranks say; after each wrong call a right one goes the long way, then the short one."""
+    full, found = _full(), []
+    rows = shardwise.distribute(full, shardwise.chunk(0))
+    outs = [torch.empty_like(full), torch.empty_like(full[:5])]
+    for odd in (2, 0, 1):
+        calls: list[tuple[int, torch.Tensor | None]] = [
+            (1 if rank == odd else 2, None),  # ranks differ as to who gets it
+            (0, outs[0] if rank == 2 else None),  # a rank that gets nothing
+            (0, outs[1] if rank == 0 else None),  # of another size
+        ]
+        for dst, out in calls:
+            with pytest.raises(shardwise.ShardwiseError) as caught:
+                rows.gather(dst, out)
+            found.append(type(caught.value).__name__)
+            for _ in range(2):
+                whole = outs[0].zero_() if rank == 0 else None
+                assert rows.gather(0, whole) is whole
+                assert whole is None or torch.equal(whole, full)
+    assert rows.gather(1) is None or rank == 1
+    return found
+
+
+def test_wrong_calls_of_gather_raise_on_all_ranks_and_they_go_on() -> None:
+    found = shardwise.run_local(_gather_wrongly, 3, timeout=60)
+    alike, wrong = "AgreementError", "ArgumentValueError"
+    assert found[0] == [alike, alike, wrong] * 3
+    assert found[1] == [alike, alike, alike] * 3
+    assert found[2] == [alike, wrong, alike] * 3
+
+
 def _ways_differ(rank: int) -> None:
     """Ranks that go the long way meet those that take the short one."""
     full = _full()
     for _ in range(2):  # the first time no rank has a plan
         with shardwise.trace(show=False) if rank == 1 else nullcontext():  # who looks goes long
             rows = shardwise.distribute(full, shardwise.chunk(0))
+            out = torch.zeros_like(full) if rank == 2 else None
+            assert rows.gather(2, out) is out
+            assert out is None or torch.equal(out, full)
         assert torch.equal(rows.local_tensor(), full.chunk(3)[rank])
     one = shardwise.distribute(full, shardwise.on_rank(1))
     assert one.local_shards() if rank == 1 else not one.local_shards()

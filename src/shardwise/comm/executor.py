@@ -23,7 +23,14 @@ from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.communicator import Flight
-from shardwise.comm.load import Load, Transfer, is_usual, load_of, new_tensors
+from shardwise.comm.load import (
+    Load,
+    Transfer,
+    is_usual,
+    is_usual_out,
+    load_of,
+    new_tensors,
+)
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
 from shardwise.comm.message_memory import NewMemory, Slab
@@ -72,19 +79,22 @@ def execute(
     must be in the group. `max_bytes` caps the staging. `agreement` is what all ranks are yet to
     agree on. No gradients: values only.
     """
-    if out is None and device is None and max_bytes is None:
+    if device is None and max_bytes is None:
         members = communicator(group)
         known = members.rank_plans.get(id(plan))  # it holds the plan, so the id is the plan's own
         if (
             known is not None
             and known.short is not None
             and is_usual(shards, dtype, known, members.wire_device)
+            and (out is None or is_usual_out(out, shards, known, members.wire_device))
             and not is_watched()
             and not (DEBUGGERS and is_debugging())  # asked in any case when the plan became known
         ):
             shape = known.only_shape
             assert known.usual_dtype is not None
-            if shape is None:
+            if out is not None:
+                outputs = [tensor.detach() for tensor in out]
+            elif shape is None:
                 outputs = new_tensors(known.shapes.target, known.usual_dtype, members.wire_device)
             elif shards:  # quicker than to say dtype and device
                 outputs = [new_like(shards[0], shape)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
-from shardwise.comm.load_check import check_arguments, check_transfer
+from shardwise.comm.load_check import check_arguments, check_transfer, span
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.program import Place
 
-__all__ = ["Load", "Transfer", "is_usual", "load_of", "new_tensors", "usual_load"]
+__all__ = [
+    "Load",
+    "Transfer",
+    "is_usual",
+    "is_usual_out",
+    "load_of",
+    "new_tensors",
+    "usual_load",
+]
 
 
 _ALIGNMENT = 64  # bytes
@@ -156,6 +164,28 @@ def is_usual(
         ):
             return False
     return True
+
+
+def is_usual_out(
+    out: object, shards: Sequence[torch.Tensor], known: RankPlan, wire: torch.device
+) -> TypeGuard[Sequence[torch.Tensor]]:
+    """Whether it is what a new output would be, in memory of its own; the shards are usual."""
+    if not (type(out) is tuple or type(out) is list) or len(out) != 1:
+        return False
+    (tensor,) = out
+    if (
+        not isinstance(tensor, _Tensor)
+        or tensor.dtype is not known.usual_dtype
+        or tensor.shape != known.only_shape
+        or tensor.layout is not _STRIDED
+        or tensor.device != wire
+        or tensor.requires_grad
+        or tensor.is_neg()
+        or not tensor.is_contiguous()
+    ):
+        return False
+    start, stop = span(tensor)
+    return all([stop <= first or last <= start for first, last in map(span, shards)])
 
 
 def _checked_load(transfer: Transfer, members: Communicator) -> Load:

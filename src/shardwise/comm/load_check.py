@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
-__all__ = ["check_apart", "check_arguments", "check_list", "check_transfer"]
+__all__ = ["check_apart", "check_arguments", "check_list", "check_transfer", "span"]
 
 
 def check_list(transfers: object, rank: int) -> None:
@@ -142,7 +142,7 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
     Either would lose data half-way. Looks at the span of memory between first and last element.
     """
     spans = [
-        (*_span(tensor), is_out, f"{transfer.name!r} {'out' if is_out else 'shards'}")
+        (*span(tensor), is_out, f"{transfer.name!r} {'out' if is_out else 'shards'}")
         for transfer in transfers
         for is_out, tensors in ((False, transfer.shards), (True, transfer.out or ()))
         for tensor in tensors
@@ -163,7 +163,7 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
         last[is_out] = max(last.get(is_out, (0, "")), (stop, name))
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """First address of the tensor's elements, and the one after the last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)

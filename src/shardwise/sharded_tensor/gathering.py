@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.comm.agreement import agree
+from shardwise.comm.agreement import to_agree_on
 from shardwise.comm.differentiable import own_parts
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.progress import logged_phase
@@ -16,6 +16,7 @@ from shardwise.sharded_tensor.resharding import replicated, replicated_state, re
 from shardwise.sharded_tensor.usable import state_or_none
 
 if TYPE_CHECKING:
+    from shardwise.comm.agreement import Agreement
     from shardwise.sharded_tensor.state import State
 
 __all__ = ["GradOfPlain", "full_tensor", "gathered", "with_grad"]
@@ -69,11 +70,19 @@ def gathered(
             raise ArgumentTypeError("dtype of gather", expected="a torch.dtype", got=repr(dtype))
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
-    values: dict[str, Any] = {"dst": dst, "dtype": dtype, "max_bytes": max_bytes}
-    agree("gather", values | {"layout": state.layout}, group=members, problem=problem)
+    values: dict[str, object] = {
+        "dst": dst,
+        "dtype": dtype,
+        "max_bytes": max_bytes,
+        "layout": state.layout,
+        "dtype of the tensor": state.dtype,
+    }
+    # The data fly beside what is compared. [Note: early messages] in `comm/agreement.py`
+    agreement = to_agree_on("gather", values, group=members, problem=problem)
+    wanted = state.dtype if dtype is None else dtype
     nbytes = math.prod(state.layout.shape) * state.dtype.itemsize
     with torch.no_grad(), logged_phase("gathering", nbytes, members):
-        return _to_rank(state, receiver, out, state.dtype if dtype is None else dtype, max_bytes)
+        return _to_rank(state, receiver, out, wanted, max_bytes, agreement)
 
 
 def _to_rank(
@@ -82,6 +91,7 @@ def _to_rank(
     out: torch.Tensor | None,
     dtype: torch.dtype,
     max_bytes: int | None,
+    agreement: Agreement | None,
 ) -> torch.Tensor | None:
     """Casts where that sends fewer bytes; straight into `out` if it has the dtype that travels."""
     # Addends are summed as they are: the sum of what they are cast to is another number.
@@ -90,7 +100,8 @@ def _to_rank(
     sent = state.map(lambda local: local.detach().to(wire))
     target = replicated(state.layout.shape, (rank,))
     mine = state.rank == rank
-    is_direct = out is not None and out.dtype == wire
+    # Where nothing moves there is no exchange, in which this rank would be alone.
+    is_direct = out is not None and out.dtype == wire and state.layout != target
     device = state.device if out is None else out.device
     moved = reshard_state(
         sent,
@@ -98,6 +109,7 @@ def _to_rank(
         devices=(device,) if mine else (),
         max_bytes=max_bytes,
         out=[out] if mine and is_direct and out is not None else None,
+        agreement=agreement,
     )
     if not mine:
         return None

@@ -14,6 +14,7 @@ from shardwise.geometry import Layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.comm.agreement import Agreement
     from shardwise.comm.differentiable import Exchange
     from shardwise.sharded_tensor.state import State
     from shardwise.sharding_spec.spec import ShardingSpec
@@ -42,17 +43,22 @@ def reshard_state(
     max_bytes: int | None = None,
     out: Sequence[torch.Tensor] | None = None,
     work: Layout | None = None,
+    agreement: Agreement | None = None,
 ) -> State:
     """The same tensor in `layout`, its local shards on `devices` (default: where this one is).
 
     All ranks of the group call it. Where nothing changes, the same state is returned. `home` is
-    where a rank that gets nothing takes the tensor to be. `work` as in `Exchange`.
+    where a rank that gets nothing takes the tensor to be. `work` as in `Exchange`, `agreement` as
+    in `execute`.
     """
     job = job_for(state, layout, devices, max_bytes, work=work)
     if out is None and work is None and job.moves_nothing:
+        if agreement is not None:
+            agreement.reach()
         return _on_devices(state, job.target_devices, home, spec)
-    moved = state.with_carriers(exchange(job, state.carriers, out=out), layout=layout, spec=spec)
-    return moved if home is None else at_home(moved, home)
+    moved = exchange(job, state.carriers, out=out, agreement=agreement)
+    there = state.with_carriers(moved, layout=layout, spec=spec)
+    return there if home is None else at_home(there, home)
 
 
 def start_reshard(
