@@ -43,16 +43,18 @@ class Column(NamedTuple):
     is_sharded: bool  # all of them
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Column:
-        """Raises if a sharded tensor of them cannot be used."""
+    def of(cls, tensors: Sequence[torch.Tensor], *, are_values: bool = False) -> Column:
+        """Raises if a sharded tensor of them cannot be used; `are_values` as in `states_of_all`."""
         kinds = set(map(type, tensors))
         if kinds == _ONLY_SHARDED or all([issubclass(kind, ShardedTensor) for kind in kinds]):
-            return cls(tensors, states_of_all(tensors), is_sharded=True)  # type: ignore[arg-type]  # all are sharded
+            states = states_of_all(tensors, are_values=are_values)  # type: ignore[arg-type]  # all are sharded
+            return cls(tensors, states, is_sharded=True)  # type: ignore[arg-type]  # no None in it
         if not any([issubclass(kind, ShardedTensor) for kind in kinds]):
             return cls(tensors, [None] * len(tensors), is_sharded=False)
         there = [isinstance(tensor, ShardedTensor) for tensor in tensors]
-        states = iter(states_of_all([t for t in tensors if isinstance(t, ShardedTensor)]))
-        return cls(tensors, [next(states) if one else None for one in there], is_sharded=False)
+        sharded = [tensor for tensor in tensors if isinstance(tensor, ShardedTensor)]
+        left = iter(states_of_all(sharded, are_values=are_values))
+        return cls(tensors, [next(left) if one else None for one in there], is_sharded=False)
 
     def flat(self, positions: Sequence[int] | None, counts: Sequence[int]) -> list[torch.Tensor]:
         """The local pieces, one after another; a plain tensor stands beside each piece."""
@@ -102,13 +104,15 @@ class _Call(NamedTuple):
     singles: list[ShardedTensor]  # arguments that are sharded tensors, not lists
 
     @classmethod
-    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def of(
+        cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, are_values: bool = False
+    ) -> _Call:
         columns: dict[int, Column] = {}
         singles: list[ShardedTensor] = []
         for arg in (*args, *kwargs.values()):
             if isinstance(arg, list | tuple):
                 if arg and isinstance(arg[0], torch.Tensor) and id(arg) not in columns:
-                    columns[id(arg)] = Column.of(arg)
+                    columns[id(arg)] = Column.of(arg, are_values=are_values)
             elif isinstance(arg, ShardedTensor):
                 singles.append(arg)
         lead = next(iter(columns.values()))
@@ -285,7 +289,7 @@ def _wrapped(
 
 def _run_fused(func: Any, *args: Any, **kwargs: Any) -> None:
     """What a fused optimizer does: one call on the local pieces, with their numbers of steps."""
-    call = _Call.of(func, args, kwargs)
+    call = _Call.of(func, args, kwargs, are_values=True)  # parameters are leaves
     moved = [] if _all_alike(call) else _brought(call)
     columns = list(call.columns.values())
     for column in columns:
@@ -293,8 +297,7 @@ def _run_fused(func: Any, *args: Any, **kwargs: Any) -> None:
     call.on_pieces(None, _counts(call.lead, None))
     # torch counts no versions here. [Note: lost views] in `state.py`
     for column in columns:
-        if any(column.states):
-            written = [state.carriers[0] for state in column.states if state is not None]
+        if written := [state.carriers[0] for state in column.states if state is not None]:
             torch.autograd.graph.increment_version(written)
     for tensor, state in moved:
         tensor.copy_(wrap(state))

@@ -363,10 +363,10 @@ class ShardedTensor(ShardedTensorBase):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _IS_COMPLEX and len(args) == 1:
+            return args[0]._state.carriers[0].is_complex()
         runner = runner_of(func)
         if runner is None and func in OUTER:
-            if func is _IS_COMPLEX and len(args) == 1:
-                return args[0]._state.carriers[0].is_complex()
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
         # What remains below is the way of most calls, so it is kept short.

@@ -38,10 +38,12 @@ def live_state(tensor: ShardedTensorBase) -> State:
     return state
 
 
-def states_of_all(tensors: Sequence[ShardedTensorBase]) -> list[State]:
-    """`live_state` of each."""
-    with _NoDispatch():
-        is_past = any([tensor.grad_fn is not None for tensor in tensors])
+def states_of_all(tensors: Sequence[ShardedTensorBase], *, are_values: bool = False) -> list[State]:
+    """`live_state` of each; of mere values, autograd is not asked."""
+    is_past = False
+    if not are_values:
+        with _NoDispatch():
+            is_past = any([tensor.grad_fn is not None for tensor in tensors])
     states = [tensor._state for tensor in tensors]
     if is_past or any([state.is_special for state in states]):
         for tensor in tensors:
