@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, group_name, measure_on_ranks, mesh, quiet_peers
+from benchmarks.ranks import SHORT, clock, group_name, measure_on_ranks, mesh, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from shardwise.transfer import plan_reshard
 
@@ -135,8 +135,7 @@ def on_rank(rank: int, options: Options) -> list[Result]:
             assert plan.total_bytes == plan.lower_bound
             group = group_name(shape, dist.get_world_size())
             case = Case(name, runs, group=group, counts=counts)
-            is_small = full.nbytes < 1 << 23  # short exchanges scatter, and cost little to repeat
-            repeats = options.repeats * (12 if is_small else 1)
+            repeats = options.repeats * (SHORT if full.nbytes < 1 << 25 else 1)
             results.append(measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()))
     return results
 

@@ -3,10 +3,12 @@
 [Note: fair timing] The systems of a case run in turns. The order changes every round, such that
 each system goes first and follows every other equally often: neither a noisy moment nor what the
 one before has left in caches and memory favours anybody. Garbage collection is off while the clock
-runs. A short call is repeated until one sample takes a millisecond, or longer if the case says so:
-its first calls find caches cold, and of a slow system they are a larger part. A system that has
-spent its budget drops out with the samples it has; if its warm-up alone spends the budget, that run
-is its sample.
+runs. Short calls are repeated until a sample takes a millisecond, or longer if the case says so.
+All systems make as many in a sample as the quickest needs: the first call finds caches cold, and on
+several ranks any call may stall until a rank that it waits for gets a processor, so with other
+numbers systems would pay for different things. One that is so slow that this would take long makes
+as many as fit. A system that has spent its budget drops out with the samples it has; if its warm-up
+alone spends the budget, that run is its sample.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 
 System = Callable[[], object]  # one run
 _SAMPLE_S = 1e-3  # a shorter sample is mostly the clock's own error
+_LONG_S = 0.1  # of a sample, which is long enough whatever the others do
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,11 @@ def measure(
     """Samples of all systems of `case`, at most `repeats` each. [Note: fair timing]"""
     clock = clock or Clock()
     runs = {system: run for system, run in case.systems.items() if callable(run)}
-    samples = {system: _warm_up(run, case, clock, budget_s) for system, run in runs.items()}
+    warmed = {system: _warm_up(run, case, clock, budget_s) for system, run in runs.items()}
+    samples = {system: taken for system, (taken, _) in warmed.items()}
+    most = max((taken.calls for taken in samples.values()), default=1)
+    for taken, seconds in warmed.values():
+        taken.calls = max(taken.calls, min(most, int(_LONG_S / max(seconds, 1e-9))))
     names = list(runs)
     for order in itertools.islice(itertools.cycle(_orders(len(names))), repeats):
         for system in (names[place] for place in order):
@@ -161,18 +168,18 @@ def _orders(count: int) -> list[list[int]]:
     return found if count % 2 == 0 else found + [order[::-1] for order in found]
 
 
-def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> Samples:
-    """No samples yet, but the number of calls that one needs."""
+def _warm_up(run: System, case: Case, clock: Clock, budget_s: float) -> tuple[Samples, float]:
+    """No samples yet, but the number of calls that one needs, and the seconds that a call takes."""
     elapsed = clock.time(run, 1, case.prepare)
     if elapsed >= budget_s:
-        return Samples([elapsed], is_warm=False)
+        return Samples([elapsed], is_warm=False), elapsed
     # A first run may be slow because it is the first, but not a hundred times.
     if case.prepare is not None or elapsed >= 100 * case.sample_s:
-        return Samples()
+        return Samples(), elapsed
     calls = 1
     while (elapsed := clock.time(run, calls, None)) < case.sample_s:
         calls = max(2 * calls, math.ceil(calls * case.sample_s / max(elapsed, 1e-9)))
-    return Samples(calls=calls)
+    return Samples(calls=calls), elapsed / calls
 
 
 def peak_bytes(run: System) -> int:

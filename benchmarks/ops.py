@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import shardwise
 from benchmarks.cut_dims import bars_along_cut_dims, functions_along_cut_dims
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, measure_on_ranks, mesh, quiet_peers
+from benchmarks.ranks import SHORT, clock, measure_on_ranks, mesh, quiet_peers
 from benchmarks.report import Options, Report, parse_options
 from benchmarks.tensor_parallel import Enter, Leave
 
@@ -147,26 +147,29 @@ def eager(options: Options) -> list[Result]:
 
 
 def optimizers(options: Options) -> list[Result]:
-    def step(size: int, kind: str, make: Callable[[torch.Tensor], Any]) -> System:
-        values = [torch.randn(size, size) for _ in range(100)]
-        parameters = [torch.nn.Parameter(make(value)) for value in values]
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.grad = make(value)
-        return torch.optim.AdamW(parameters, **{kind: True}).step  # type: ignore[arg-type]  # a flag
-
     rows = shardwise.chunk(0, device="cpu")
     makers: dict[str, Callable[[torch.Tensor], Any]] = {
         "ours": lambda t: shardwise.distribute(t.clone(), rows),
         PLAIN: torch.clone,
     }
+
+    def steps(size: int, kind: str) -> dict[str, System | str | None]:
+        """Parameters are made in turns, so that none lie better in memory than those beside."""
+        parameters: dict[str, list[torch.nn.Parameter]] = {who: [] for who in makers}
+        for _ in range(100):
+            value = torch.randn(size, size)
+            for who, make in makers.items():
+                parameters[who].append(torch.nn.Parameter(make(value)))
+                parameters[who][-1].grad = make(value)
+        return {
+            who: torch.optim.AdamW(made, **{kind: True}).step  # type: ignore[arg-type]  # a flag
+            for who, made in parameters.items()
+        }
+
     return [
         measure(
-            Case(
-                f"AdamW {kind}, {size} x {size}",
-                {who: step(size, kind, make) for who, make in makers.items()},
-                group=OPTIMIZER,
-            ),
-            repeats=options.repeats * 3,
+            Case(f"AdamW {kind}, {size} x {size}", steps(size, kind), group=OPTIMIZER),
+            repeats=options.repeats * 5,
             budget_s=options.budget_s,
             clock=clock(),
         )
@@ -251,7 +254,7 @@ def mlp(width: int, hidden: int, batch: int, rank: int, options: Options) -> Res
         plain = found.full_tensor() if name == "ours" else found
         torch.testing.assert_close(plain, expected, atol=1e-4, rtol=1e-4, msg=name)
     case = Case(mlp_name(width, hidden, batch), systems, group=mlp_group(dist.get_world_size()))
-    return measure(case, repeats=options.repeats * 3, budget_s=options.budget_s, clock=clock())
+    return measure(case, repeats=options.repeats * SHORT, budget_s=options.budget_s, clock=clock())
 
 
 def mlp_name(width: int, hidden: int, batch: int) -> str:

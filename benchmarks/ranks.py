@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from benchmarks.report import Options, Report
 
 
+SHORT = 40  # times as many samples of short exchanges, which scatter, and cost little to repeat
+
+
 def clock() -> Clock:
     """A sample lasts as long as its slowest rank; all ranks start together."""
 

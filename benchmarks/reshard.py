@@ -23,7 +23,14 @@ import torch.distributed as dist
 
 import shardwise
 from benchmarks.harness import Case, Result, System, measure
-from benchmarks.ranks import clock, group_name, measure_on_ranks, most_over_ranks, quiet_peers
+from benchmarks.ranks import (
+    SHORT,
+    clock,
+    group_name,
+    measure_on_ranks,
+    most_over_ranks,
+    quiet_peers,
+)
 from benchmarks.report import Options, Report, parse_options
 from shardwise.comm import Transfer, execute, execute_all
 from shardwise.testing.memory import peak_growth
@@ -278,8 +285,7 @@ def run_task(task: Task, rank: int, world_size: int, options: Options) -> list[R
             replace(case, systems=systems | {"ShardedTensor": "see below"}),
             replace(case, name=f"{task.name}{SINGLE}", systems=alone, prepare=prepare),
         ]
-    # Short exchanges scatter widely, and cost little to repeat.
-    repeats = options.repeats * (1 if is_large else 12)
+    repeats = options.repeats * (1 if is_large else SHORT)
     return [
         measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()) for case in cases
     ]

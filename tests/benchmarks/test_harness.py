@@ -95,6 +95,21 @@ def test_short_calls_are_repeated_until_a_sample_takes_a_millisecond() -> None:
     assert measure(longer, repeats=3, clock=fake.clock()).samples["a"].calls == 2000
 
 
+def test_all_systems_make_as_many_calls_a_sample_as_the_quickest_needs() -> None:
+    fake, log = FakeTime(), list[str]()
+    systems = {
+        "quick": fake.takes(10_000),
+        "slower": fake.takes(700_000, log=log, name="slower"),
+        "slow": fake.takes(25 * MS),
+        "very slow": fake.takes(300 * MS),
+    }
+    found = measure(Case("calls", systems), repeats=2, budget_s=99.0, clock=fake.clock())
+    calls = {system: taken.calls for system, taken in found.samples.items()}
+    assert calls == {"quick": 100, "slower": 100, "slow": 4, "very slow": 1}
+    assert log.count("slower") >= 200
+    assert found.samples["slower"].seconds == pytest.approx([7e-4] * 2)
+
+
 def test_prepare_runs_untimed_before_every_sample_of_one_call() -> None:
     fake, log = FakeTime(), list[str]()
     prepare = fake.takes(500 * MS, log=log, name="prepare")
