@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import warnings
+from contextlib import nullcontext as no
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def _ways_differ(rank: int) -> None:
     """Ranks that go the long way meet those that take the short one."""
     full = _full()
     for _ in range(2):  # the first time no rank has a plan
-        with shardwise.trace(show=False) if rank == 1 else nullcontext():  # who looks goes long
+        with shardwise.trace(show=False) if rank == 1 else no():  # who looks goes long
             rows = shardwise.distribute(full, shardwise.chunk(0))
             out = torch.zeros_like(full) if rank == 2 else None
             assert rows.gather(2, out) is out
@@ -112,6 +113,66 @@ def _ways_differ(rank: int) -> None:
 
 def test_ranks_meet_whichever_way_they_go() -> None:
     shardwise.run_local(_ways_differ, 3)
+
+
+def _ways_and_values_differ(rank: int) -> list[str]:
+    """Rank 0 goes the long way, rank 1 the short one, and rank 2 differs: none waits in vain."""
+    full, found = _full(), []
+    rows = shardwise.distribute(full, shardwise.chunk(0))
+    strided = torch.zeros(768, 4096)[:, ::2] if rank == 0 else None
+    for _ in range(2):
+        rows.gather(0)
+    for _ in range(2):
+        with pytest.raises(AgreementError) as caught:
+            rows.gather(0, strided, dtype=torch.float64 if rank == 2 else None)
+        found.append(str(caught.value))
+        with pytest.raises(AgreementError), shardwise.trace(show=False) if rank == 0 else no():
+            shardwise.distribute(full, shardwise.chunk(1 if rank == 2 else 0))
+        assert rows.gather(0, strided) is strided
+        assert strided is None or torch.equal(strided, full)
+    return found
+
+
+def test_ranks_that_differ_do_not_wait_for_those_that_go_another_way() -> None:
+    found = shardwise.run_local(_ways_and_values_differ, 3, timeout=60)
+    assert found == [found[0]] * 3
+    assert "dtype (ranks 0, 1: None; rank 2: torch.float64" in found[0][0]
+
+
+def _not_to_be_written(rank: int) -> list[str]:
+    full, found = torch.arange(9.0).view(3, 3), []
+    rows = shardwise.distribute(full, shardwise.chunk(0))
+    with torch.inference_mode():
+        refused = torch.zeros(3, 3) if rank == 0 else None
+    for _ in range(3):  # the second goes the short way, or would
+        with pytest.raises(shardwise.ShardwiseError, match="an inference tensor, outside"):
+            rows.gather(0, refused)
+        out = torch.zeros(3, 3) if rank == 0 else None
+        rows.gather(0, out)
+        found.append("" if out is None else str(torch.equal(out, full)))
+    return found
+
+
+def test_an_output_that_may_not_be_written_is_refused_on_all_ranks() -> None:
+    found = shardwise.run_local(_not_to_be_written, 3, timeout=60)
+    assert found == [["True"] * 3, [""] * 3, [""] * 3]
+
+
+def _nested(rank: int) -> str:
+    full = torch.ones(4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about a prototype
+        given = torch.nested.nested_tensor([full, full]) if rank == 1 else full
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # which one is returned
+            shardwise.distribute(given, shardwise.chunk(0))
+    assert shardwise.distribute(full, shardwise.chunk(0)).local_tensor().shape == (2, 2)
+    return type(caught.value).__name__
+
+
+def test_a_tensor_that_has_no_shape_raises_on_all_ranks() -> None:
+    found = shardwise.run_local(_nested, 2, timeout=30)
+    assert found[0] == "AgreementError"
+    assert found[1] != "AbsentRanksError"
 
 
 def _many_disagreements(rank: int) -> list[bool]:

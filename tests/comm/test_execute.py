@@ -104,11 +104,11 @@ def _check(listed: Sequence[Pair], results: Sequence[Sequence[Sequence[torch.Ten
 
 @given(pairs(), st.booleans())
 def test_any_layout_becomes_any_other(pair: Pair, is_cut: bool) -> None:
+    source, target, dtype = pair
     with small_sums_cut() if is_cut else nullcontext():
         simulation = simulate(_moved, 4, [pair])
+        plan = plan_reshard(source, target, dtype.itemsize)
     _check([pair], simulation.results)
-    source, target, dtype = pair
-    plan = plan_reshard(source, target, dtype.itemsize)
     assert simulation.traffic.total_bytes == plan.total_bytes
     for rank in range(4):
         sent = sum(n for (src, _), n in simulation.traffic.bytes.items() if src == rank)
@@ -472,6 +472,15 @@ def test_outputs_that_share_memory_with_shards_are_refused(is_first: bool) -> No
     memory = torch.zeros(24)
     shards, out = [memory[:12].view(2, 6)], [memory[11:23].view(4, 3)]
     with pytest.raises(shardwise.errors.RankFailure, match="shares memory with 'tensor' shards"):
+        _alone(PLAN, shards, out=out, is_first=is_first)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_outputs_that_may_not_be_written_are_refused(is_first: bool) -> None:
+    with torch.inference_mode():
+        out = [torch.zeros(4, 3)]
+    shards = random_shards(ROWS)[0]
+    with pytest.raises(shardwise.errors.RankFailure, match="expected tensors that may be written"):
         _alone(PLAN, shards, out=out, is_first=is_first)
 
 

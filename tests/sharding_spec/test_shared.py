@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
+from shardwise import placement
 from shardwise.metadata import ShardMetadata
 from shardwise.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardingSpec, spec
 from shardwise.testing.strategies import shapes, specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pytest
 
     from shardwise.sharding_spec.spec import Pieces
 
@@ -86,6 +89,15 @@ def test_little_is_kept() -> None:
     again = copy(many)
     large = (spec._FEW + 1,)
     assert many.layout(large) is not again.layout(large)
-    gone = weakref.ref(many)
-    del many
+    few = shardwise.chunk(0, ranks=[0, 1, 2])
+    few.layout((7,))
+    gone = weakref.ref(few)
+    del few
     assert gone() is None
+
+
+def test_what_a_worker_is_called_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks in ({"a": 0, "b": 1}, {"a": 1, "b": 0}):
+        monkeypatch.setattr(placement, "rpc_worker_ranks", lambda ranks=ranks: ranks)
+        layout = ChunkShardingSpec(0, ["a/cpu", "b/cpu"]).layout((4,))
+        assert [layout.boxes_of(rank)[0].start for rank in ranks.values()] == [(0,), (2,)]

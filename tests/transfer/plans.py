@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from shardwise.testing.strategies import layouts, shapes
-from shardwise.transfer import TransferPlan, reductions
+from shardwise.transfer import TransferPlan, plan_cache, reductions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,4 +36,5 @@ def small_sums_cut() -> Iterator[None]:
     """Plans that are made in this block cut every sum over its reducers, as they do large ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reductions, "_FEW", 0)
+        patch.setattr(plan_cache, "_cache", plan_cache.PlanCache(max_plans=64, max_bytes=1 << 20))
         yield

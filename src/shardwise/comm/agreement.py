@@ -39,6 +39,7 @@ __all__ = [
 _PLAIN = frozenset({bool, int, str, NoneType, torch.dtype, torch.device, Layout})
 _FEW = 16  # values of a call whose digest is kept
 _DIGEST_BYTES = 16
+_EARLY, _LATE = b"\1", b"\0"  # the last byte that is compared. [Note: early messages]
 _SHOWN_LENGTH = 100
 _PROBLEM_LENGTH = 400  # an error's end is where it says what to do
 _CONTEXT = 20  # characters shown before the first difference of long texts
@@ -105,10 +106,11 @@ class Agreement:
     [Note: early messages] Messages of what is to be agreed on may leave before the digests, since
     the wait for these is as long as a small exchange; the digests follow. Such a message has a tag
     that is made of its sender's digest, so it lands only where the receiver has the same. Once
-    ranks are known to differ, each waits for the messages between it and those of its own digest,
-    leaves the others, which nothing will ever meet, and raises. Tags of a later agreement are
-    different ones, because they contain how often ranks have differed, which all know. So the same
-    call can be agreed on again by the same object.
+    ranks are known to differ, each waits for the messages between it and those of its own digest
+    that have early ones too, which the last of the compared bytes says, leaves the others, which
+    nothing will ever meet, and raises. Tags of a later agreement are different ones, because they
+    contain how often ranks have differed, which all know. So the same call can be agreed on again
+    by the same object.
     """
 
     __slots__ = ("_group", "_mark", "_own", "_phrases", "_problem", "_values", "_what")
@@ -123,7 +125,7 @@ class Agreement:
     ) -> None:
         self._what, self._values, self._group = what, values, group
         self._problem, self._phrases = problem, phrases
-        self._own = _digest(what, values, problem)
+        self._own = _digest(what, values, problem)[:-1]  # all but the byte that says who is early
         self._mark = int.from_bytes(self._own[:4]) % _NUM_MARKS
 
     @property
@@ -135,7 +137,7 @@ class Agreement:
     def flight(self) -> EarlyFlight | None:
         """The first of these flights, which need not wait; None where it must."""
         tag = self._tag()
-        return None if tag is None else self._group.early_flight(tag, self._own)
+        return None if tag is None else self._group.early_flight(tag, self._own + _EARLY)
 
     def _tag(self) -> int | None:
         count = self._group.num_disagreements
@@ -147,19 +149,19 @@ class Agreement:
         own, group = self._own, self._group
         try:
             if is_watched():
-                with recorded("compare arguments", group, len(own)):
+                with recorded("compare arguments", group, _DIGEST_BYTES):
                     digests = self._everybodys(flight)
             else:
                 digests = self._everybodys(flight)
         except AbsentRanksError as error:
             error.add_note(f"Compared were the arguments of {self._what}.")
             raise
-        if digests.count(own) == len(digests):
+        if all([digest.startswith(own) for digest in digests]):
             return
         group.num_disagreements += 1
         if flight is not None:
             named = zip(group.ranks, digests, strict=True)
-            flight.leave([rank for rank, digest in named if digest != own])
+            flight.leave([rank for rank, digest in named if digest != own + _EARLY])
         explain(
             self._what,
             self._values,
@@ -171,7 +173,7 @@ class Agreement:
     def _everybodys(self, flight: EarlyFlight | None) -> list[bytes]:
         timeout = check_timeout()
         if flight is None:
-            return self._group.compare(self._own, timeout=timeout)
+            return self._group.compare(self._own + _LATE, timeout=timeout)
         return flight.compared(timeout=timeout)
 
 
@@ -332,7 +334,7 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
     if faulty:
         raise AgreementError(
             f"{call} failed on other ranks: {by_rank(faulty, length=_PROBLEM_LENGTH)}",
-            fix="It was stopped on all ranks before anything was done.",
+            fix="It was stopped on all ranks, and nothing was changed but what it was to fill.",
         )
     names = dict.fromkeys(name for story in stories for name in story.values)
     differing = []

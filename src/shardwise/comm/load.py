@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
-from shardwise.comm.load_check import check_arguments, check_transfer, span
+from shardwise.comm.load_check import check_arguments, check_transfer, is_writable, span
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 
@@ -182,6 +182,7 @@ def is_usual_out(
         or tensor.requires_grad
         or tensor.is_neg()
         or not tensor.is_contiguous()
+        or not is_writable(tensor)
     ):
         return False
     start, stop = span(tensor)

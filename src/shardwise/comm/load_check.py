@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from shardwise.comm.load import Transfer
     from shardwise.transfer.program import LocalShapes
 
-__all__ = ["check_apart", "check_arguments", "check_list", "check_transfer", "span"]
+__all__ = [
+    "check_apart",
+    "check_arguments",
+    "check_list",
+    "check_transfer",
+    "is_writable",
+    "span",
+]
 
 
 def check_list(transfers: object, rank: int) -> None:
@@ -59,6 +66,14 @@ def check_arguments(transfer: Transfer, shapes: LocalShapes, members: Communicat
                     expected="tensors whose memory is their values",
                     got="a conjugate or negative view",
                     fix="Pass a tensor of its own, e.g. torch.empty_like(tensor).",
+                )
+            if not is_writable(tensor):
+                raise LayoutError(
+                    f"{name!r} out",
+                    rank=rank,
+                    expected="tensors that may be written here",
+                    got="an inference tensor, outside of torch.inference_mode()",
+                    fix="Call it inside torch.inference_mode(), or pass tensors made outside.",
                 )
     return _common_dtype(transfer, rank)
 
@@ -134,6 +149,11 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
         if op is not None:
             check_reducible(dtype, op, what=repr(name))
     return dtype
+
+
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Whether torch lets it be written: an inference tensor only in inference mode."""
+    return not tensor.is_inference() or torch.is_inference_mode_enabled()
 
 
 def check_apart(transfers: Sequence[Transfer], rank: int) -> None:

@@ -121,6 +121,8 @@ class ProcessGroupCommunicator:
         return BatchedFlight(group, self._meet)
 
     def apart(self, tag: int) -> Communicator:
+        if self.backend != "gloo":  # whose messages have no tags
+            return self
         found = copy(self)
         found._tag = tag
         return found

@@ -192,14 +192,16 @@ def run_short(
         finally:  # also when it raises: shards are the caller's, who may then do as he likes
             if aside is not None:
                 aside.catch_up()
-        for (_, to, there), (is_target, shard, region) in copies:
-            target, source = outputs[to], held[is_target][shard]
-            target = target if there is None else target[there]
-            target.copy_(source if region is None else source[region])
-        if early is not None:
-            assert agreement is not None
-            agreement.reach(early)
-            early = None
+        try:
+            for (_, to, there), (is_target, shard, region) in copies:
+                target, source = outputs[to], held[is_target][shard]
+                target = target if there is None else target[there]
+                target.copy_(source if region is None else source[region])
+        finally:  # also when it raises: what the others have told is heard now or never
+            if early is not None:
+                assert agreement is not None
+                agreement.reach(early)
+                early = None
         for one in sums:
             _add_up(one, held, landings, flight, short.op)
         if is_staged:

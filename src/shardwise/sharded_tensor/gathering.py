@@ -10,6 +10,7 @@ import torch
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import to_agree_on
 from shardwise.comm.differentiable import own_parts
+from shardwise.comm.load_check import is_writable
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
@@ -101,14 +102,16 @@ def _to_rank(
     target = replicated(state.layout.shape, (rank,))
     mine = state.rank == rank
     # Where nothing moves there is no exchange, in which this rank would be alone.
-    is_direct = out is not None and out.dtype == wire and state.layout != target
+    into: list[torch.Tensor] | None = None
+    if out is not None and out.dtype == wire and state.layout != target:
+        into = [out]
     device = state.device if out is None else out.device
     moved = reshard_state(
         sent,
         target,
         devices=(device,) if mine else (),
         max_bytes=max_bytes,
-        out=[out] if mine and is_direct and out is not None else None,
+        out=into,
         agreement=agreement,
     )
     if not mine:
@@ -119,7 +122,7 @@ def _to_rank(
         # What was here already is the tensor's own memory.
         is_own = any(full.data_ptr() == shard.data_ptr() for shard in state.shards)
         return full.clone() if is_own else full
-    if not is_direct:
+    if into is None:
         out.copy_(full.to(dtype))
     return out
 
@@ -137,6 +140,14 @@ def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> Non
     if not isinstance(out, torch.Tensor) or state_or_none(out) is not None:
         raise ArgumentTypeError(
             "out of gather", rank=state.rank, expected="a plain tensor", got=type(out).__name__
+        )
+    if not is_writable(out):
+        raise ArgumentValueError(
+            "out of gather",
+            rank=state.rank,
+            expected="a tensor that may be written here",
+            got="an inference tensor, outside of torch.inference_mode()",
+            fix="Call it inside torch.inference_mode(), or pass a tensor made outside.",
         )
     if tuple(out.shape) != state.layout.shape:
         raise ArgumentValueError(

@@ -58,6 +58,8 @@ def known_cut(
     if type(tensor) not in _PLAIN or (type(src_rank) is not int and src_rank is not None):
         return None
     assert isinstance(tensor, torch.Tensor)
+    if tensor.is_nested:  # which has no shape
+        return None
     known: KnownCut | None = members.cuts.get(_key(tensor, spec, src_rank))
     if (
         known is None

@@ -313,8 +313,9 @@ class ShardedTensor(ShardedTensorBase):
     ) -> torch.Tensor | None:
         """The whole tensor, detached, on the rank at position `dst` of the group; None elsewhere.
 
-        All ranks call it. Into `out`, given there only, without a second copy. The values are cast
-        to `dtype` if there is one; the seed's `enforce_dtype` changes nothing.
+        All ranks call it. Into `out`, given there only, without a second copy; if it raises, some
+        of it may have been written. The values are cast to `dtype` if there is one; the seed's
+        `enforce_dtype` changes nothing.
         """
         return gathered(live_state(self), dst, out=out, dtype=dtype, max_bytes=max_bytes)
 

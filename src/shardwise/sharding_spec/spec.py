@@ -153,7 +153,8 @@ _MOST_LAYOUTS = 64  # kept per spec: one per shape, so that asking again costs a
 _MOST_SHARED = 256  # of all specs together
 _FEW = 1024  # boxes of a layout that is shared
 # What equal specs of our own classes say of a shape, because `reshard(x, chunk(1))` makes a spec at
-# every call: layouts, and placements of a rank.
+# every call: layouts, and placements of a rank. Only of those whose placements name ranks: what a
+# worker's name or a mesh stands for is asked anew.
 _shared: dict[tuple[Any, ...], Any] = {}
 
 
@@ -206,7 +207,9 @@ class BuiltinSpec(ShardingSpec):
 
     def _said_once(self, about: tuple[Any, ...], make: Callable[[], _Said]) -> _Said:
         """What `make` gives, or gave to an equal spec; not of a user's class, which may differ."""
-        if not type(self).__module__.startswith(f"{__package__}."):
+        is_own = type(self).__module__.startswith(f"{__package__}.")
+        placements = self.__dict__.get("placements", (None,))
+        if not is_own or not all(map(_names_rank, placements)):
             return make()
         found: _Said | None = _shared.get((self, *about))
         if found is None:
@@ -232,6 +235,10 @@ class BuiltinSpec(ShardingSpec):
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_layouts", "_devices")
         return {name: value for name, value in self.__dict__.items() if name not in kept}
+
+
+def _names_rank(placement: object) -> bool:
+    return isinstance(placement, Placement) and placement.rank() is not None
 
 
 def _is_plain(shape: Sequence[int]) -> TypeGuard[tuple[int, ...]]:

@@ -77,8 +77,9 @@ class _Problem:
 def reductions(source: Layout, target: Layout, regions: Regions, itemsize: int) -> Moves:
     """Moves that reduce the regions and spread the results. [Note: two steps]"""
     writer = _Writer(source.ndim, _FEW // itemsize)
-    for index, (box, problem) in enumerate(_problems(source, target, regions)):
-        writer.solve(box, problem, turn=index)
+    first = sum(source.shape)  # so that sums of several tensors do not all meet on the same rank
+    for turn, (box, problem) in enumerate(_problems(source, target, regions), start=first):
+        writer.solve(box, problem, turn=turn)
     return writer.moves(source, target)
 
 
