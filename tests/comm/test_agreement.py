@@ -227,8 +227,8 @@ def test_a_problem_of_some_ranks_stops_all() -> None:
 
     told = (
         "AgreementError: zeros failed on other ranks: rank 1: SpecError: [rank 1] dim: got 9; "
-        "rank 2: SpecError: [rank 2] dim: got 9. It was stopped on all ranks before anything "
-        "was done."
+        "rank 2: SpecError: [rank 2] dim: got 9. It was stopped on all ranks, and nothing was "
+        "changed but what it was to fill."
     )
     own = [f"SpecError: [rank {rank}] dim: got 9" for rank in range(3)]
     assert run_local(fail, 3) == [[told, own[0]], [own[1], own[1]], [own[2], own[2]]]
