@@ -135,7 +135,8 @@ def on_rank(rank: int, options: Options) -> list[Result]:
             assert plan.total_bytes == plan.lower_bound
             group = group_name(shape, dist.get_world_size())
             case = Case(name, runs, group=group, counts=counts)
-            repeats = options.repeats * (SHORT if full.nbytes < 1 << 25 else 1)
+            is_short = full.nbytes < 1 << 25  # all but the largest
+            repeats = options.repeats * (SHORT if is_short else 1)
             results.append(measure(case, repeats=repeats, budget_s=options.budget_s, clock=clock()))
     return results
 

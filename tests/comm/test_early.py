@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext as no
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -97,7 +97,7 @@ def _ways_differ(rank: int) -> None:
     """Ranks that go the long way meet those that take the short one."""
     full = _full()
     for _ in range(2):  # the first time no rank has a plan
-        with shardwise.trace(show=False) if rank == 1 else no():  # who looks goes long
+        with shardwise.trace(show=False) if rank == 1 else nullcontext():  # who looks goes long
             rows = shardwise.distribute(full, shardwise.chunk(0))
             out = torch.zeros_like(full) if rank == 2 else None
             assert rows.gather(2, out) is out
@@ -126,7 +126,10 @@ def _ways_and_values_differ(rank: int) -> list[str]:
         with pytest.raises(AgreementError) as caught:
             rows.gather(0, strided, dtype=torch.float64 if rank == 2 else None)
         found.append(str(caught.value))
-        with pytest.raises(AgreementError), shardwise.trace(show=False) if rank == 0 else no():
+        with (
+            pytest.raises(AgreementError),
+            shardwise.trace(show=False) if rank == 0 else nullcontext(),
+        ):
             shardwise.distribute(full, shardwise.chunk(1 if rank == 2 else 0))
         assert rows.gather(0, strided) is strided
         assert strided is None or torch.equal(strided, full)

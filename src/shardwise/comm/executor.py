@@ -23,14 +23,7 @@ from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.communicator import Flight
-from shardwise.comm.load import (
-    Load,
-    Transfer,
-    is_usual,
-    is_usual_out,
-    load_of,
-    new_tensors,
-)
+from shardwise.comm.load import Load, Transfer, is_usual, is_usual_out, load_of, new_tensors
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
 from shardwise.comm.message_memory import NewMemory, Slab

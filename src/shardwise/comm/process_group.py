@@ -121,7 +121,7 @@ class ProcessGroupCommunicator:
         return BatchedFlight(group, self._meet)
 
     def apart(self, tag: int) -> Communicator:
-        if self.backend != "gloo":  # whose messages have no tags
+        if self.backend != "gloo":  # only whose messages have tags
             return self
         found = copy(self)
         found._tag = tag
