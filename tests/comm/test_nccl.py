@@ -64,7 +64,7 @@ def test_a_batch_of_messages_reaches_its_buffers() -> None:
 def test_digests_are_compared_on_the_gpu() -> None:
     world = dist.group.WORLD
     assert world is not None
-    calls = RollCall(communicator().ranks, 0, device=torch.device("cuda"), name="gpu", closes=False)
+    calls = RollCall(communicator().ranks, 0, device=torch.device("cuda"), name="gpu")
     assert [calls.compare(world, bytes([n] * 16), timeout=60) for n in range(3)] == [
         [bytes([n] * 16)] for n in range(3)
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,14 +10,15 @@ import torch
 import torch.distributed as dist
 
 from shardwise._torch_compat import start_all_gather
-from shardwise.comm import roll_call
+from shardwise.comm import host_links, roll_call
+from shardwise.comm.agreement import agreed_bytes
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight
 from shardwise.comm.process_group import ProcessGroupCommunicator, communicator
-from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.roll_call import RollCall
 from shardwise.errors import (
     AbsentRanksError,
+    AgreementError,
     ArgumentTypeError,
     ArgumentValueError,
     NotInitializedError,
@@ -264,7 +263,8 @@ def test_a_backend_that_leaves_connections_open_is_polled() -> None:
         world, bell = dist.group.WORLD, dist.new_group([0, 1])
         assert world is not None
         known = communicator(world)
-        calls = RollCall(known.ranks, rank, device=torch.device("cpu"), name="polled", closes=False)
+        calls = RollCall(known.ranks, rank, device=torch.device("cpu"), name="polled")
+        calls._links = None  # as on several hosts
         found: list[object] = [calls.compare(world, bytes([rank] * 3), timeout=10)]
         if rank == 1:
             dist.recv(torch.zeros(1), 0, group=bell)
@@ -273,7 +273,8 @@ def test_a_backend_that_leaves_connections_open_is_polled() -> None:
         if rank == 0:
             dist.send(torch.zeros(1), 1, group=bell)
         else:  # the other half of what rank 0 still has under way, so that both can leave
-            start_all_gather(world, _bytes(*range(6)), _bytes(0, 0, 0)).wait()
+            packet = torch.zeros(roll_call._PACKET_BYTES, dtype=torch.uint8)
+            start_all_gather(world, packet.repeat(2), packet).wait()
         return [*found, str(caught.value).split(".")[0], caught.value.ranks]
 
     digests = [b"\x00\x00\x00", b"\x01\x01\x01"]
@@ -292,57 +293,110 @@ def test_a_communicator_made_by_hand_is_like_any_other() -> None:
 
 def _compare_by_collective(rank: int) -> str:
     """As groups of many ranks do."""
-    few, roll_call._FEW = roll_call._FEW, 1
-    try:
-        members = communicator()
-        assert members.compare(bytes([rank]) * 16, timeout=20) == [
-            bytes([k]) * 16 for k in range(3)
-        ]
-        if rank == 1:
-            return "elsewhere"
-        with pytest.raises(AbsentRanksError, match="rank 1 did not come") as caught:
-            members.compare(b"0" * 16, timeout=0.5)
-        return str(caught.value.ranks)
-    finally:
-        roll_call._FEW = few
+    members = ProcessGroupCommunicator()
+    members._roll_call._links = None
+    for _ in range(4):
+        found = members.compare(bytes([rank]) * 16, timeout=20)
+        assert found == [bytes([k]) * 16 for k in range(3)]
+    if rank == 1:
+        return "elsewhere"
+    with pytest.raises(AbsentRanksError, match="rank 1 did not come") as caught:
+        members.compare(b"0" * 16, timeout=0.5)
+    return str(caught.value.ranks)
 
 
 def test_large_groups_compare_by_a_collective_and_name_the_absent() -> None:
     assert run_local(_compare_by_collective, 3) == ["(1,)", "elsewhere", "(1,)"]
 
 
-def test_a_wait_lasts_for_its_time_in_whole_milliseconds() -> None:
-    """Or ranks that time out would say that a connection broke: torch cuts the rest off."""
-    for seconds in (1.0, 0.2504, 0.0001, -3.0):
-        limit = roll_call._limit(seconds)
-        assert limit % timedelta(milliseconds=1) == timedelta(0) < limit
-        assert seconds <= limit.total_seconds() < max(seconds, 0) + 0.0011
+def _links_of(members: Communicator) -> Any:
+    known: Any = members
+    return known._roll_call._links
 
 
-def test_all_ranks_together_are_waited_for_no_longer_than_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, limits = 100.0, list[float]()
+def test_ranks_of_one_host_compare_over_links_from_the_third_time_on() -> None:
+    def compare(rank: int) -> list[bool]:
+        group = dist.new_group([2, 0, 3])
+        if rank == 1:
+            return []
+        members = ProcessGroupCommunicator(group)
+        are_up = []
+        for length in (16, 48, 1, 16, 17, 30):  # a digest of any length
+            found = members.compare(bytes([rank]) * length, timeout=20)
+            assert found == [bytes([k]) * length for k in members.ranks]
+            are_up.append(_links_of(members).are_up)
+        return are_up
 
-    class Work:
-        def __init__(self, seconds: float) -> None:
-            self.seconds = seconds
+    up = [False, True, True, True, True, True]
+    assert run_local(compare, 4) == [up, [], up, up]
 
-        def wait(self, limit: timedelta) -> None:
-            nonlocal now
-            limits.append(limit.total_seconds())
-            now += self.seconds
 
-    delays = iter([0.0, 4.0, 0.0])
-    group: Any = SimpleNamespace(
-        recv=lambda *_: Work(next(delays)), send=lambda *_: Work(0.0), size=lambda: 4
-    )
-    monkeypatch.setattr(roll_call, "time", SimpleNamespace(monotonic=lambda: now))
-    calls = RollCall(
-        GroupRanks((0, 1, 2, 3)), 0, device=torch.device("cpu"), name="cpu", closes=True
-    )
-    assert len(calls.compare(group, b"0" * 16, timeout=10.0)) == 4
-    assert limits == [10.0, 10.0, 6.0, 6.0, 6.0, 6.0]  # three receives, three sends
+def test_ranks_that_cannot_reach_each_other_compare_by_the_backend() -> None:
+    def compare(rank: int) -> list[bool]:
+        # On another host the name is not known.
+        address = host_links._address
+        elsewhere = rank == 1
+        host_links._address = (lambda name: address(name) + b"/1") if elsewhere else address
+        try:
+            members = ProcessGroupCommunicator()
+            for k in range(4):
+                assert members.compare(bytes([k, rank]), timeout=20) == [
+                    bytes([k, at]) for at in range(3)
+                ]
+        finally:
+            host_links._address = address
+        return [_links_of(members).are_up]
+
+    assert run_local(compare, 3) == [[False]] * 3
+
+
+def test_a_rank_that_has_left_an_exchange_comes_to_the_next() -> None:
+    """As after an interrupt: the others have heard this rank, and it has not heard them."""
+
+    def leave(rank: int) -> list[bytes]:
+        members = ProcessGroupCommunicator()
+        for _ in range(2):
+            members.compare(b"first", timeout=20)
+        assert _links_of(members).are_up
+        if rank == 0:
+            members._roll_call.tell(members.process_group, b"left")
+        else:
+            assert members.compare(b"left", timeout=20) == [b"left"] * 3
+        return members.compare(b"next", timeout=20)
+
+    assert run_local(leave, 3) == [[b"next"] * 3] * 3
+
+
+def test_calls_of_different_lengths_are_told_apart() -> None:
+    def differ(rank: int) -> list[str]:
+        group, texts = communicator(), []
+        for _ in range(4):  # by the backend, and then over links
+            with pytest.raises(AgreementError) as caught:
+                agreed_bytes(f"save {rank // 2}", {}, bytes(16 * rank), group=group)
+            texts.append(str(caught.value))
+        return texts
+
+    found = run_local(differ, 3)
+    assert found == [found[0]] * 3
+    for text in found[0]:
+        assert text.startswith("ranks made different calls: ranks 0, 1: save 0; rank 2: save 1.")
+
+
+def test_who_waits_for_data_of_a_rank_that_gives_up_is_told_at_once() -> None:
+    def wait(rank: int) -> str:
+        group = communicator()
+        for _ in range(2):
+            group.compare(b"0", timeout=20)
+        if rank == 0:
+            return str(_compare(group, rank).ranks)
+        flight = group.flight()
+        flight.receive(0, torch.zeros(1))
+        flight.launch()
+        with pytest.raises(RuntimeError):
+            flight.finish()
+        return "told"
+
+    assert run_local(wait, 2, timeout=60) == ["(1,)", "told"]
 
 
 def test_a_default_device_is_not_where_digests_lie() -> None:

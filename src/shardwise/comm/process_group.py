@@ -106,7 +106,7 @@ class ProcessGroupCommunicator:
             self.rank,
             device=torch.device(place),
             name=self._wire,
-            closes=backends[place] == "gloo",
+            close=self._watch.close if backends[place] == "gloo" else None,
         )
 
     @property

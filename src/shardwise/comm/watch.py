@@ -115,9 +115,10 @@ class Watch:
                 self._is_in_vain = True
                 self._write("waits", "in vain")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
-                    self._close()
+                    self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the connections of this rank, gloo's: all waits for it end, and the group does."""
         group = self._group()
         for rank in self._ranks:
             if group is not None and rank != self._rank:
