@@ -5,7 +5,8 @@ same samples, of which each lasts as long as its slowest rank. Checks between ra
 as they are by default and in torch's ShardedTensor; "unchecked" is ours without, as DTensor is.
 "one rank to rows" is `distribute`, torch's `_shard_tensor` and DTensor's
 `distribute_tensor`; "rows to one rank" is `gather`, into a tensor that is there already; "rows to
-all ranks" is `full_tensor`.
+all ranks" is `full_tensor`. "what ranks compare" is the check alone: everybody's 16 bytes on every
+rank, as ours sends them, by torch's collective, and as objects, as torch's ShardedTensor does it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import shardwise
 from benchmarks.harness import Case, Result, System, measure
 from benchmarks.ranks import SHORT, clock, group_name, measure_on_ranks, mesh, quiet_peers
 from benchmarks.report import Options, Report, parse_options
+from shardwise.comm import communicator
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 SHAPES = ((8192, 8192), (8192, 512), (512, 512))
 QUICK_SHAPES = ((1024, 1024), (64, 64))
 SCATTER, ALL, ONE = "one rank to rows", "rows to all ranks", "rows to one rank"
-COLUMNS = "one rank to columns"
+COLUMNS, COMPARE = "one rank to columns", "what ranks compare"
+COLLECTIVE, OBJECTS = "all-gather", "all_gather_object"
 
 
 def full_tensor(shape: tuple[int, ...]) -> torch.Tensor:
@@ -112,9 +115,28 @@ def layouts(name: str, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
     return before.layout(shape), after.layout(shape)
 
 
+def compare_name(world_size: int) -> str:
+    return f"16 bytes of each of {world_size} ranks"
+
+
+def compare(options: Options) -> Result:
+    """What it costs that every rank knows a few bytes of every other."""
+    members, world_size, mine = communicator(), dist.get_world_size(), bytes(16)
+    sent = torch.zeros(16, dtype=torch.uint8)
+    received = torch.zeros(16 * world_size, dtype=torch.uint8)
+    objects: list[object] = [None] * world_size
+    systems: dict[str, System | str | None] = {
+        "ours": lambda: members.compare(mine, timeout=60),
+        COLLECTIVE: lambda: dist.all_gather_into_tensor(received, sent),
+        OBJECTS: lambda: dist.all_gather_object(objects, mine),
+    }
+    case = Case(COMPARE, systems, group=compare_name(world_size))
+    return measure(case, repeats=options.repeats * SHORT, budget_s=options.budget_s, clock=clock())
+
+
 def on_rank(rank: int, options: Options) -> list[Result]:
     quiet_peers()
-    results = []
+    results = [compare(options)]
     for shape in QUICK_SHAPES if options.quick else SHAPES:
         full = full_tensor(shape)
         out = torch.empty(shape) if rank == 0 else None
@@ -150,6 +172,9 @@ def main() -> None:
     for result in report.results:
         for ours, system in ((None, "ShardedTensor"), (None, "DTensor"), ("unchecked", "DTensor")):
             report.check_ratio(result.name, group=result.group, system=system, limit=1.0, ours=ours)
+    for world_size in (2, 4):
+        group = compare_name(world_size)
+        report.check_ratio(COMPARE, group=group, system=COLLECTIVE, limit=1.0)
     report.finish()
 
 

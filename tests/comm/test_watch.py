@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise._torch_compat import HashStore
-from shardwise.comm import watch
+from shardwise.comm import executor, short, watch
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AgreementError
 
@@ -99,6 +99,35 @@ def _one_rank_has_bad_data(rank: int, call: str) -> str:
 def test_those_who_wait_for_a_rank_whose_kernel_raised_are_told_why(call: str) -> None:
     results = shardwise.run_local(_one_rank_has_bad_data, 3, call)
     _check_told(results)
+
+
+def _one_rank_has_no_memory(rank: int, call: str) -> str:
+    def fail(*_: object) -> Any:
+        raise MemoryError("none left")
+
+    x: Any = shardwise.distribute(torch.ones(6, 6), shardwise.chunk(0))
+    columns = shardwise.chunk(1)
+    calls: dict[str, Callable[[], object]] = {
+        "short": lambda: shardwise.reshard(x, columns),
+        "long": lambda: shardwise.reshard(x, columns, max_bytes=64),
+        "started": lambda: shardwise.reshard(x, columns, async_op=True).wait(),
+    }
+    shardwise.reshard(x, columns)  # from now on it is known, and goes the short way
+
+    def run() -> None:
+        calls[call]()
+        x.full_tensor()  # for ranks that got what they wanted
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(short, "_unpack", fail)
+            patch.setattr(executor, "_copy", fail)
+        return _outcome(run)
+
+
+@pytest.mark.parametrize("call", ["short", "long", "started"])
+def test_those_who_wait_for_a_rank_that_failed_in_an_exchange_are_told_why(call: str) -> None:
+    _check_told(shardwise.run_local(_one_rank_has_no_memory, 3, call))
 
 
 def _one_rank_raises_in_backward(rank: int, call: str) -> str:

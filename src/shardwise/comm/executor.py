@@ -32,6 +32,7 @@ from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
 from shardwise.comm.tracing import Recording, is_watched
+from shardwise.errors import AbsentRanksError, AgreementError
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ def execute(
                 outputs = [new_like(shards[0], shape)]
             else:
                 outputs = [new_tensor(shape, known.usual_dtype, members.wire_device)]
-            run_short(known.short, shards, outputs, members, agreement)
+            try:
+                run_short(known.short, shards, outputs, members, agreement)
+            except Exception as problem:
+                _tell(problem, members)
+                raise
             return outputs
     if agreement is not None:
         agreement.reach()
@@ -139,14 +144,27 @@ def start_all(
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     aside = Aside(is_large=len(work.exchanges) >= _MANY)
-    flying = _overlap(
-        [
-            _exchange(program, lot, work.results, members, aside, max_bytes)
-            for program, lot in work.exchanges
-        ]
-    )
-    lower(work.by_collective, members)
-    return Started(_ended(flying, aside), work.results, recording)
+    try:
+        flying = _overlap(
+            [
+                _exchange(program, lot, work.results, members, aside, max_bytes)
+                for program, lot in work.exchanges
+            ]
+        )
+        lower(work.by_collective, members)
+    except Exception as problem:
+        _tell(problem, members)
+        raise
+    return Started(_ended(flying, aside, members), work.results, recording)
+
+
+def _tell(problem: Exception, members: Communicator) -> None:
+    """Something went wrong here in the middle of an exchange, as for want of memory.
+
+    The others are told, who else would wait; unless it is one of them that this rank heard of.
+    """
+    if not isinstance(problem, AgreementError | AbsentRanksError):
+        members.tell(problem)  # [Note: who raised] in `watch.py`
 
 
 def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
@@ -237,10 +255,14 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     return flying
 
 
-def _ended(flying: Iterator[None], aside: Aside) -> Iterator[None]:
+def _ended(flying: Iterator[None], aside: Aside, members: Communicator) -> Iterator[None]:
     """The rest of the exchange that flies, and of what is done aside."""
-    yield from flying
-    aside.catch_up()
+    try:
+        yield from flying
+        aside.catch_up()
+    except Exception as problem:
+        _tell(problem, members)
+        raise
 
 
 def _exchange(
