@@ -1,12 +1,14 @@
 """Ops on sharded tensors beside plain tensors, hand-written communication and DTensor.
 
 "eager" is what our Python costs: tiny tensors on one rank, where every system computes the same and
-nothing is sent; "bare" is a subclass of torch.Tensor that does nothing but unwrap, call torch and
-wrap; "in a row" are samples of 20 ms instead of one, in which caches are warm. "optimizer" is one
-AdamW step over a hundred parameters. "MLP" is a tensor-parallel Linear-GELU-Linear, forward and
-backward with a gradient of its input, on 2 and 4 local ranks (gloo, loopback): by hand with two
-all-reduces of torch.distributed, by DTensor's parallelize_module, and
-ours, in which the model is plain torch on sharded parameters and the result is resharded.
+nothing is sent. Ours and DTensor's have the same layouts, rows, or in Linear-GELU-Linear those of a
+tensor-parallel one; "DTensor, uncut" has all of it replicated, which is easiest for DTensor. "bare"
+is a subclass of torch.Tensor that does nothing but unwrap, call torch and wrap; "in a row" are
+samples of 20 ms instead of one, in which caches are warm. "optimizer" is one AdamW step over a
+hundred parameters. "MLP" is a tensor-parallel Linear-GELU-Linear, forward and backward with a
+gradient of its input, on 2 and 4 local ranks (gloo, loopback): by hand with two all-reduces of
+torch.distributed, by DTensor's parallelize_module, and ours, in which the model is plain torch on
+sharded parameters and the result is resharded.
 "embedding" looks up, on 4 ranks, each rank's own indices in a table that is cut by rows: ours, that
 of torch's ShardedTensor, and DTensor's (indices gathered, masked rows reduce-scattered).
 "along a cut dim" is a loss over 128k classes that are cut, and layer_norm: see `cut_dims.py`.
@@ -15,6 +17,7 @@ of torch's ShardedTensor, and DTensor's (indices gathered, masked rows reduce-sc
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +37,11 @@ from benchmarks.report import Options, Report, parse_options
 from benchmarks.tensor_parallel import Enter, Leave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-PLAIN, BARE, DTENSOR, HAND = "plain", "bare", "DTensor", "by hand"
+PLAIN, BARE, HAND = "plain", "bare", "by hand"
+DTENSOR, UNCUT = "DTensor", "DTensor, uncut"
+TENSOR_PARALLEL = ("rows", "rows", "columns", "whole")  # weights and biases of two layers
 EAGER, OPTIMIZER = "eager, 1 rank", "optimizer, 1 rank, 100 parameters"
 BLOCK, ADD, ADD_FUNCTION = "Linear-GELU-Linear, both ways", "x + y", "torch.add(x, y)"
 WARM_BLOCK, WARM_S = f"{BLOCK}, in a row", 0.02
@@ -97,39 +102,53 @@ class Bare(torch.Tensor):
         self.held.backward()
 
 
-def eager(options: Options) -> list[Result]:
-    from torch.distributed.tensor import Replicate, distribute_tensor
+Maker = Callable[[torch.Tensor, str], Any]  # of a tensor, and how it is cut
+
+
+def makers() -> dict[str, Maker]:
+    """A system's own tensors; a cut is "rows", "columns" or, for none, "whole"."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     devices = mesh()
-    x, y = torch.randn(4, 8), torch.randn(4, 8)
-    rows = shardwise.chunk(0, device="cpu")
-    makers: dict[str, Callable[[torch.Tensor], Any]] = {
-        "ours": lambda t: shardwise.distribute(t, rows),
-        PLAIN: lambda t: t,
-        BARE: Bare.of,
-        DTENSOR: lambda t: distribute_tensor(t, devices, [Replicate()]),
+    specs = {
+        "rows": shardwise.chunk(0, device="cpu"),
+        "columns": shardwise.chunk(1, device="cpu"),
+        "whole": shardwise.replicate(device="cpu"),
+    }
+    placements = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
+    return {
+        "ours": lambda t, cut: shardwise.distribute(t, specs[cut]),
+        PLAIN: lambda t, _: t,
+        BARE: lambda t, _: Bare.of(t),
+        DTENSOR: lambda t, cut: distribute_tensor(t, devices, [placements[cut]]),
+        UNCUT: lambda t, _: distribute_tensor(t, devices, [Replicate()]),
     }
 
-    def both_ways(make: Callable[[torch.Tensor], Any]) -> System:
+
+def eager(options: Options) -> list[Result]:
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+
+    def both_ways(who: str, make: Maker) -> System:
         values = weights_of(8, 16)
-        if make is Bare.of:  # which knows nothing of parameters
-            weights = [make(torch.nn.Parameter(value)) for value in values]
-        else:
-            weights = [torch.nn.Parameter(make(value)) for value in values]
-        given = make(x)
+        if who == BARE:  # which knows nothing of parameters
+            values = [torch.nn.Parameter(value) for value in values]
+        weights = [make(value, cut) for value, cut in zip(values, TENSOR_PARALLEL, strict=True)]
+        if who != BARE:
+            weights = [torch.nn.Parameter(weight) for weight in weights]
+        given = make(x, "whole")
         return lambda: block(given, weights).sum().backward()
 
-    def plus(make: Callable[[torch.Tensor], Any]) -> System:
-        a, b = make(x), make(y)
+    def plus(_: str, make: Maker) -> System:
+        a, b = make(x, "rows"), make(y, "rows")
         return lambda: a + b
 
-    def add(make: Callable[[torch.Tensor], Any]) -> System:
-        a, b = make(x), make(y)
+    def add(_: str, make: Maker) -> System:
+        a, b = make(x, "rows"), make(y, "rows")
         return lambda: torch.add(a, b)
 
     runs = {BLOCK: both_ways, WARM_BLOCK: both_ways, ADD: plus, ADD_FUNCTION: add}
     cases = [
-        Case(name, {who: run(make) for who, make in makers.items()}, group=EAGER)
+        Case(name, {who: run(who, make) for who, make in makers().items()}, group=EAGER)
         for name, run in runs.items()
     ]
     return [
@@ -148,17 +167,17 @@ def eager(options: Options) -> list[Result]:
 
 def optimizers(options: Options) -> list[Result]:
     rows = shardwise.chunk(0, device="cpu")
-    makers: dict[str, Callable[[torch.Tensor], Any]] = {
+    made_by: dict[str, Callable[[torch.Tensor], Any]] = {
         "ours": lambda t: shardwise.distribute(t.clone(), rows),
         PLAIN: torch.clone,
     }
 
     def steps(size: int, kind: str) -> dict[str, System | str | None]:
         """Parameters are made in turns, so that none lie better in memory than those beside."""
-        parameters: dict[str, list[torch.nn.Parameter]] = {who: [] for who in makers}
+        parameters: dict[str, list[torch.nn.Parameter]] = {who: [] for who in made_by}
         for _ in range(100):
             value = torch.randn(size, size)
-            for who, make in makers.items():
+            for who, make in made_by.items():
                 parameters[who].append(torch.nn.Parameter(make(value)))
                 parameters[who][-1].grad = make(value)
         return {
