@@ -116,12 +116,12 @@ def _one_rank_has_no_memory(rank: int, call: str) -> str:
 
     def run() -> None:
         calls[call]()
-        x.full_tensor()  # for ranks that got what they wanted
+        x.full_tensor()  # for ranks that had only to send
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(short, "_unpack", fail)
-            patch.setattr(executor, "_copy", fail)
+            patch.setattr(short, "packed", fail)
+            patch.setattr(executor, "_landing_place", fail)
         return _outcome(run)
 
 
