@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 import shardwise
+from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Layout
 from shardwise.transfer.plan_cache import PlanCache, plan_reshard
 
@@ -16,6 +20,15 @@ def test_a_plan_is_cached_by_its_layouts() -> None:
     assert plan_reshard(again, columns, 4) is plan
     assert plan_reshard(rows, columns, 8) is not plan
     assert plan_reshard(rows, columns, int(np.int64(4))) is plan
+
+
+@pytest.mark.parametrize("wrong", [4.0, True, None, [4]])
+def test_an_itemsize_that_equals_a_known_one_and_is_no_whole_number_is_refused(wrong: Any) -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    for itemsize in (1, 4):
+        plan_reshard(rows, columns, itemsize)
+    with pytest.raises(ArgumentTypeError, match="itemsize: expected a whole number"):
+        plan_reshard(rows, columns, wrong)
 
 
 def test_the_cache_keeps_what_is_used_and_no_more_than_it_may() -> None:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = (shardwise.chunk(dim, ranks=range(2)).layout((4, 6)) for dim in (0, 1))
 PLAN = TransferPlan(ROWS, COLUMNS, 4)
+SUM = TransferPlan(
+    shardwise.partial(ranks=range(3)).layout((6, 4)),
+    shardwise.chunk(0, ranks=range(3)).layout((6, 4)),
+    4,
+)
 
 
 @given(plans())
@@ -86,8 +91,8 @@ def _drop(*path: str) -> Callable[[dict[str, Any]], None]:
         (_drop("format"), r"plan: expected the keys 'format', got"),
         (_set("format", to="other"), r"format: expected 'shardwise.TransferPlan', got 'other'"),
         (_drop("version"), r"plan: expected the keys 'version'"),
-        (_set("version", to=99), r"version: expected 1, got 99. Read it with the version that"),
-        (_set("version", to=True), r"version: expected 1, got True"),
+        (_set("version", to=99), r"version: expected 2, got 99. Read it with the version that"),
+        (_set("version", to=True), r"version: expected 2, got True"),
         (_drop("source"), r"plan: expected the keys 'source'"),
         (_drop("digest"), r"plan: expected the keys 'digest'"),
         (_set("digest", to=7), r"digest: expected a string, got 7"),
@@ -136,6 +141,24 @@ def test_wrong_text_is_refused_by_name(
     change(record)
     with pytest.raises(PlanError, match=message):
         TransferPlan.from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"pending":"sum"', '"pending":"max"'),
+        ('"pending":"sum"', '"pending":"avg"'),
+        ('"terms":[0,1,2]', '"terms":[0,1,7]'),
+    ],
+)
+def test_text_that_would_move_the_same_and_mean_something_else_is_refused(
+    before: str, after: str
+) -> None:
+    text = SUM.to_json()
+    assert TransferPlan.from_json(text) == SUM
+    assert before in text
+    with pytest.raises(PlanError, match=r"digest of the plan, made again .* The text was edited"):
+        TransferPlan.from_json(text.replace(before, after))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from shardwise.comm.load_check import check_arguments, check_transfer, is_writable, span
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
+from shardwise.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,7 +197,7 @@ def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     if not dtype.is_complex:
         known.usual_dtype = dtype
     shards = [_plain(shard) for shard in transfer.shards]
-    device = None if transfer.out is not None else _device_of_outputs(transfer, wire)
+    device = None if transfer.out is not None else _device_of_outputs(transfer, members)
     outputs = [tensor.detach() for tensor in transfer.out or ()]
     places = {tensor.device for tensor in (*shards, *outputs)}
     load = Load(known, shards, dtype, device, places <= {wire} and device in (None, wire))
@@ -204,10 +205,19 @@ def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     return load
 
 
-def _device_of_outputs(transfer: Transfer, wire: torch.device) -> torch.device:
-    if transfer.device is not None:
+def _device_of_outputs(transfer: Transfer, members: Communicator) -> torch.device:
+    if transfer.device is None:
+        return transfer.shards[0].device if transfer.shards else members.wire_device
+    try:
         return torch.empty(0, device=transfer.device).device  # with its number
-    return transfer.shards[0].device if transfer.shards else wire
+    except (RuntimeError, TypeError, AssertionError) as error:  # whatever torch calls it
+        raise DeviceError(
+            f"{transfer.name!r} device",
+            rank=members.rank,
+            expected="one that this process has",
+            got=repr(transfer.device),
+            fix=str(error).splitlines()[0],
+        ) from error
 
 
 def _plain(shard: torch.Tensor) -> torch.Tensor:

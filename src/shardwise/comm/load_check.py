@@ -37,7 +37,7 @@ def check_transfer(transfer: object, rank: int) -> None:
     """Raises unless it is a `Transfer` with a plan."""
     plan = getattr(transfer, "plan", None)
     if not isinstance(plan, TransferPlan):
-        got = transfer if plan is None else plan
+        got = plan if hasattr(transfer, "plan") else transfer
         raise _no_transfer("transfer", "a Transfer with a TransferPlan", got, rank)
 
 
@@ -67,6 +67,14 @@ def check_arguments(transfer: Transfer, shapes: LocalShapes, members: Communicat
                     got="a conjugate or negative view",
                     fix="Pass a tensor of its own, e.g. torch.empty_like(tensor).",
                 )
+            if not _lies_apart(tensor):
+                raise LayoutError(
+                    f"{name!r} out",
+                    rank=rank,
+                    expected="tensors whose elements have a place in memory each",
+                    got=f"one of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
+                    fix="Pass a tensor of its own, e.g. torch.empty(shape), and expand later.",
+                )
             if not is_writable(tensor):
                 raise LayoutError(
                     f"{name!r} out",
@@ -83,12 +91,16 @@ def _check_tensors(
 ) -> None:
     """Raises unless these are dense tensors of the given shapes."""
     rank, got = members.rank, type(tensors).__name__
-    if not isinstance(tensors, list | tuple):
-        raise ArgumentTypeError(what, rank=rank, expected="a list of tensors", got=got)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            got += f" with a {type(tensor).__name__}"
-            raise ArgumentTypeError(what, rank=rank, expected="a list of tensors", got=got)
+    is_list = isinstance(tensors, list | tuple)
+    strangers = [one for one in tensors if not isinstance(one, torch.Tensor)] if is_list else []
+    if not is_list or strangers:
+        raise ArgumentTypeError(
+            what,
+            rank=rank,
+            expected="a list of tensors",
+            got=f"{got} with a {type(strangers[0]).__name__}" if strangers else got,
+            fix="Pass one tensor per box of this rank; an empty list where it has none.",
+        )
     if tuple([tensor.shape for tensor in tensors]) != shapes:
         raise LayoutError(
             what,
@@ -181,6 +193,23 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
                     fix="Pass new tensors, or leave out= away.",
                 )
         last[is_out] = max(last.get(is_out, (0, "")), (stop, name))
+
+
+def _lies_apart(tensor: torch.Tensor) -> bool:
+    """Whether no two elements share a place: every stride goes past all that smaller ones reach.
+
+    Strides that interlock without meeting are refused, too; torch makes none.
+    """
+    steps = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    reach = 0
+    for stride, size in steps:
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+    return True
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -38,7 +38,9 @@ class PlanCache:
 
     def get(self, source: Layout, target: Layout, itemsize: int) -> TransferPlan:
         """The plan between two layouts, made if it is not known."""
-        known = self._by_id.get((id(source), id(target), itemsize))
+        known = None
+        if type(itemsize) is int:  # 4.0 and True would be found, too
+            known = self._by_id.get((id(source), id(target), itemsize))
         if known is None:
             return self._equal(source, target, itemsize)
         plan, its_id, _, _ = known

@@ -1,7 +1,7 @@
-"""Plans as text: the two layouts, and totals with a digest of the moves to check them by.
+"""Plans as text: the two layouts, and totals with a digest to check them by.
 
 JSON, so that a stranger's file can do nothing but be wrong. A plan is a function of its layouts:
-the moves are not written down but found again, and compared by their digest.
+the moves are not written down but found again, and compared by a digest of layouts and moves.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from shardwise.transfer.counting import most_moves
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
-    from shardwise.transfer.moves import Moves
     from shardwise.transfer.plan import TransferPlan
 
 __all__ = ["FORMAT", "VERSION", "PlanRecord", "plan_to_json"]
 
 FORMAT = "shardwise.TransferPlan"  # what the JSON of a plan says it is
-VERSION = 1  # of that format
+VERSION = 2  # of that format
 
 _LIMIT = 2**63  # numbers are int64 in arrays
 _TOTALS_KEYS = ("bytes", "lower_bound", "moves", "messages")
@@ -40,7 +39,7 @@ def plan_to_json(plan: TransferPlan) -> str:
         "source": plain_layout(plan.source),
         "target": plain_layout(plan.target),
         "totals": _totals(plan),
-        "digest": _digest(plan.moves),
+        "digest": _digest(plan),
     }
     return json.dumps(record, separators=(",", ":"))
 
@@ -50,10 +49,12 @@ def _totals(plan: TransferPlan) -> dict[str, int]:
     return dict(zip(_TOTALS_KEYS, counts, strict=True))
 
 
-def _digest(moves: Moves) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for field in fields(moves):
-        digest.update(np.ascontiguousarray(getattr(moves, field.name), dtype="<i8").tobytes())
+def _digest(plan: TransferPlan) -> str:
+    ends = (plan.source.fingerprint, plan.target.fingerprint, plan.itemsize)
+    digest = hashlib.blake2b(repr(ends).encode(), digest_size=16)
+    for field in fields(plan.moves):
+        array = getattr(plan.moves, field.name)
+        digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
@@ -100,7 +101,7 @@ class PlanRecord:
                 got=f"a plan that may have {most:,} or more",
                 fix="Pass a larger max_moves if you trust the text.",
             )
-        found = {**_totals(plan), "digest": _digest(plan.moves)}
+        found = {**_totals(plan), "digest": _digest(plan)}
         recorded = {**self.totals, "digest": self.digest}
         for name in found:
             if recorded[name] != found[name]:
