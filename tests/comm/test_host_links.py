@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import resource
+import socket
 import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
-from shardwise.comm.host_links import MOST_RANKS, HostLinks
+from shardwise.comm import host_links
+from shardwise.comm.host_links import MOST_RANKS, WORD_BYTES, HostLinks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
 
 
+def _made(num_ranks: int) -> list[HostLinks]:
+    return [HostLinks(position, num_ranks) for position in range(num_ranks)]
+
+
+def _step(ranks: list[HostLinks]) -> list[bytes]:
+    """Everybody hears everybody's word."""
+    words = [rank.word() for rank in ranks]
+    for rank in ranks:
+        rank.said(words)
+    return words
+
+
 def _offered(num_ranks: int) -> list[HostLinks]:
-    """All ranks' links after both steps, whatever came of them."""
-    ranks = [HostLinks(position, num_ranks) for position in range(num_ranks)]
-    for _ in range(2):
-        told = [rank.to_say() for rank in ranks]
-        assert len(set(map(len, told))) == 1
-        for rank in ranks:
-            rank.said(told)
-    assert all(rank.to_say() == b"" for rank in ranks)
+    """All ranks' links after all steps."""
+    ranks = _made(num_ranks)
+    for _ in range(3):
+        assert {len(word) for word in _step(ranks)} == {WORD_BYTES}
+    assert {rank.word() for rank in ranks} == {b""}
     return ranks
+
+
+def _name(rank: HostLinks) -> bytes:
+    """Of the socket under which it listens, as any user of the host sees it."""
+    name = host_links._address(rank._secret)
+    assert name[1:] in Path("/proc/net/unix").read_bytes()
+    assert rank._secret.hex().encode() not in name
+    return name
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, MOST_RANKS])
@@ -100,24 +123,124 @@ def test_a_rank_that_comes_late_does_not_take_what_was_left_for_a_meeting() -> N
 def test_a_rank_that_cannot_be_reached_keeps_all_from_links(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks = [HostLinks(position, 3) for position in range(3)]
-    names = [rank.to_say() for rank in ranks]
-    moved = [names[0], bytes(range(16)), names[2]]  # rank 1 is elsewhere
+    ranks = _made(3)
+    words = [rank.word() for rank in ranks]
+    words[1] = words[1][:1] + bytes(range(1, 17))  # rank 1 is elsewhere
     for rank in ranks:
-        rank.said(moved)
-    told = [rank.to_say() for rank in ranks]
-    assert told == [b"\1", b"\1", b"\0"]
-    for rank in ranks:
-        rank.said(told)
+        rank.said(words)
+    assert [word[1] for word in _step(ranks)] == [1, 1, 0]
+    assert {rank.word() for rank in ranks} == {b""}
     assert not any(rank.are_up for rank in ranks)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not any(rank.are_up for rank in _offered(2))
+    ranks = _made(2)
+    _step(ranks)
+    assert {rank.word() for rank in ranks} == {b""}
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_rank_that_was_interrupted_keeps_all_from_links(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = _made(3)
+    for _ in range(step):
+        _step(ranks)
+    words = [rank.word() for rank in ranks]
+    follow = ("_connect", "_accept")[step]
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks[1], follow, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ranks[1].said(words)
+    for rank in ranks:
+        rank.said(words)
+    _step(ranks)
+    assert {rank.word() for rank in ranks} == {b""}
+    assert not any(rank.are_up for rank in ranks)
+
+
+def test_ranks_that_are_not_in_the_same_step_have_no_links() -> None:
+    ranks = _made(2)
+    words = _step(ranks)
+    words = [words[0], ranks[1].word()]  # the first has heard nothing
+    for rank in ranks:
+        rank.said(words)
+    assert {rank.word() for rank in ranks} == {b""}
+
+
+def test_strangers_are_not_let_in() -> None:
+    ranks = _made(2)
+    words = [rank.word() for rank in ranks]
+    strangers = []
+    for name in map(_name, ranks):
+        for said in (b"", b"\1" * 18, name[:18]):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            strangers.append(stranger)
+            stranger.connect(name)
+            if said:
+                stranger.send(said)
+    for rank in ranks:
+        rank.said(words)
+    for _ in range(2):
+        _step(ranks)
+    for position, rank in enumerate(ranks):
+        rank.tell(1, bytes([position]))
+    assert [rank.hear(1, 10) for rank in ranks] == [{1: b"\1"}, {0: b"\0"}]
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_rank_that_strangers_keep_busy_has_no_links() -> None:
+    ranks = _made(2)
+    words = [rank.word() for rank in ranks]
+    strangers = []
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(100):
+            strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            strangers[-1].setblocking(False)
+            strangers[-1].connect(_name(ranks[0]))
+    assert 0 < len(strangers) < 100
+    for rank in ranks:
+        rank.said(words)
+    assert [word[1] for word in _step(ranks)] == [1, 0]
+    assert {rank.word() for rank in ranks} == {b""}
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_rank_without_a_descriptor_for_a_link_says_so_in_time() -> None:
+    ranks = _made(3)
+    words = [rank.word() for rank in ranks]
+    for rank in ranks:
+        rank.said(words)
+    words = [rank.word() for rank in ranks]
+    for rank in ranks[1:]:
+        rank.said(words)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        ranks[0].said(words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [word[1] for word in _step(ranks)] == [0, 1, 1]
+    assert {rank.word() for rank in ranks} == {b""}
+    assert not any(rank.are_up for rank in ranks)
+
+
+def test_a_wait_may_be_longer_than_the_kernel_counts() -> None:
+    first, second = _offered(2)
+    second.tell(1, b"here")
+    assert first.hear(1, 1e9) == {1: b"here"}
 
 
 def test_links_that_are_dropped_leave_no_socket_open() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        HostLinks(0, 2).to_say()
+        HostLinks(0, 2).word()
         _offered(3)
         gc.collect()
     assert not [one for one in caught if issubclass(one.category, ResourceWarning)]

@@ -207,6 +207,11 @@ def test_collectives_follow_the_order_of_the_group() -> None:
 # ---- ranks that do not come ----
 
 
+def _links_of(members: Communicator) -> Any:
+    known: Any = members
+    return known._roll_call._links
+
+
 def _compare(group: Communicator, rank: int) -> AbsentRanksError:
     """The error of a comparison that must neither succeed nor hang."""
     began = time.monotonic()
@@ -216,10 +221,17 @@ def _compare(group: Communicator, rank: int) -> AbsentRanksError:
     return caught.value
 
 
-def test_a_rank_that_never_comes_is_named_on_all_that_wait() -> None:
+_WAYS = pytest.mark.parametrize("has_links", [False, True])
+_UNTIL_LINKS = 3  # comparisons, after which they go over links
+
+
+@_WAYS
+def test_a_rank_that_never_comes_is_named_on_all_that_wait(has_links: bool) -> None:
     def wait(rank: int) -> tuple[str, tuple[int, ...]] | None:
         group = communicator()
-        assert group.compare(b"\x01", timeout=10) == [b"\x01"] * 3
+        for _ in range(_UNTIL_LINKS if has_links else 1):
+            assert group.compare(b"\x01", timeout=10) == [b"\x01"] * 3
+        assert _links_of(group).are_up == has_links
         if rank == 1:
             return None
         error = _compare(group, rank)
@@ -236,14 +248,21 @@ def test_a_rank_that_never_comes_is_named_on_all_that_wait() -> None:
         assert text.startswith(start)
 
 
-def test_a_rank_that_comes_late_raises_too() -> None:
+@_WAYS
+def test_a_rank_that_comes_late_raises_too(has_links: bool) -> None:
     def be_late(rank: int) -> tuple[str, tuple[int, ...]]:
-        # The bell rings when rank 0 has given up; it is a group whose connections stay open.
+        # The bell rings when others have given up; it is a group whose connections stay open.
         bell = dist.new_group()
+        for _ in range(_UNTIL_LINKS if has_links else 0):
+            communicator().compare(b"\x01", timeout=10)
+        assert _links_of(communicator()).are_up == has_links
         if rank in (1, 3):
             dist.recv(torch.zeros(1), 0, group=bell)
         error = _compare(communicator(), rank)
+        if rank == 2:
+            dist.send(torch.zeros(1), 0, group=bell)
         if rank == 0:
+            dist.recv(torch.zeros(1), 2, group=bell)
             for late in (1, 3):
                 dist.send(torch.zeros(1), late, group=bell)
         return str(error), error.ranks
@@ -309,12 +328,7 @@ def test_large_groups_compare_by_a_collective_and_name_the_absent() -> None:
     assert run_local(_compare_by_collective, 3) == ["(1,)", "elsewhere", "(1,)"]
 
 
-def _links_of(members: Communicator) -> Any:
-    known: Any = members
-    return known._roll_call._links
-
-
-def test_ranks_of_one_host_compare_over_links_from_the_third_time_on() -> None:
+def test_ranks_of_one_host_compare_over_links_from_the_fourth_time_on() -> None:
     def compare(rank: int) -> list[bool]:
         group = dist.new_group([2, 0, 3])
         if rank == 1:
@@ -327,7 +341,7 @@ def test_ranks_of_one_host_compare_over_links_from_the_third_time_on() -> None:
             are_up.append(_links_of(members).are_up)
         return are_up
 
-    up = [False, True, True, True, True, True]
+    up = [False, False, True, True, True, True]
     assert run_local(compare, 4) == [up, [], up, up]
 
 
@@ -336,7 +350,7 @@ def test_ranks_that_cannot_reach_each_other_compare_by_the_backend() -> None:
         # On another host the name is not known.
         address = host_links._address
         elsewhere = rank == 1
-        host_links._address = (lambda name: address(name) + b"/1") if elsewhere else address
+        host_links._address = (lambda secret: address(secret) + b"/1") if elsewhere else address
         try:
             members = ProcessGroupCommunicator()
             for k in range(4):
@@ -355,7 +369,7 @@ def test_a_rank_that_has_left_an_exchange_comes_to_the_next() -> None:
 
     def leave(rank: int) -> list[bytes]:
         members = ProcessGroupCommunicator()
-        for _ in range(2):
+        for _ in range(_UNTIL_LINKS):
             members.compare(b"first", timeout=20)
         assert _links_of(members).are_up
         if rank == 0:
@@ -367,10 +381,35 @@ def test_a_rank_that_has_left_an_exchange_comes_to_the_next() -> None:
     assert run_local(leave, 3) == [[b"next"] * 3] * 3
 
 
+@pytest.mark.parametrize("at", range(_UNTIL_LINKS + 1))
+def test_a_comparison_that_is_interrupted_on_one_rank_keeps_ranks_in_step(at: int) -> None:
+    def run(rank: int, at: int) -> list[bool]:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        members, are_up = ProcessGroupCommunicator(), []
+        for number in range(_UNTIL_LINKS + 3):
+            if rank == 1 and number == at:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(RollCall, "_wait", interrupted)
+                    patch.setattr(host_links.HostLinks, "_hear_one", interrupted)
+                    with pytest.raises(KeyboardInterrupt):
+                        members.compare(bytes([number, rank]), timeout=20)
+            else:
+                expected = [bytes([number, k]) for k in range(3)]
+                assert members.compare(bytes([number, rank]), timeout=20) == expected
+            are_up.append(_links_of(members).are_up)
+        return are_up
+
+    first, second, third = run_local(run, 3, at)
+    assert first == third
+    assert all(up[-1] for up in (first, second, third))
+
+
 def test_calls_of_different_lengths_are_told_apart() -> None:
     def differ(rank: int) -> list[str]:
         group, texts = communicator(), []
-        for _ in range(4):  # by the backend, and then over links
+        for _ in range(_UNTIL_LINKS + 2):  # by the backend, and then over links
             with pytest.raises(AgreementError) as caught:
                 agreed_bytes(f"save {rank // 2}", {}, bytes(16 * rank), group=group)
             texts.append(str(caught.value))
@@ -385,7 +424,7 @@ def test_calls_of_different_lengths_are_told_apart() -> None:
 def test_who_waits_for_data_of_a_rank_that_gives_up_is_told_at_once() -> None:
     def wait(rank: int) -> str:
         group = communicator()
-        for _ in range(2):
+        for _ in range(_UNTIL_LINKS):
             group.compare(b"0", timeout=20)
         if rank == 0:
             return str(_compare(group, rank).ranks)

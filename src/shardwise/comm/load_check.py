@@ -91,9 +91,9 @@ def _check_tensors(
 ) -> None:
     """Raises unless these are dense tensors of the given shapes."""
     rank, got = members.rank, type(tensors).__name__
-    is_list = isinstance(tensors, list | tuple)
-    strangers = [one for one in tensors if not isinstance(one, torch.Tensor)] if is_list else []
-    if not is_list or strangers:
+    listed = tensors if isinstance(tensors, list | tuple) else None
+    strangers = [one for one in listed or () if not isinstance(one, torch.Tensor)]
+    if listed is None or strangers:
         raise ArgumentTypeError(
             what,
             rank=rank,
@@ -101,15 +101,15 @@ def _check_tensors(
             got=f"{got} with a {type(strangers[0]).__name__}" if strangers else got,
             fix="Pass one tensor per box of this rank; an empty list where it has none.",
         )
-    if tuple([tensor.shape for tensor in tensors]) != shapes:
+    if tuple([tensor.shape for tensor in listed]) != shapes:
         raise LayoutError(
             what,
             rank=rank,
             expected=f"shapes {list(shapes)}, one for each box of this rank",
-            got=[tuple(tensor.shape) for tensor in tensors],
+            got=[tuple(tensor.shape) for tensor in listed],
             fix="Pass one tensor per box, in the order of layout.boxes_of(rank).",
         )
-    for tensor in tensors:
+    for tensor in listed:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise LayoutError(
                 what,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from shardwise._torch_compat import group_store, start_all_gather
-from shardwise.comm.host_links import MOST_RANKS, HostLinks
+from shardwise.comm.host_links import MOST_RANKS, WORD_BYTES, HostLinks
 from shardwise.errors import AbsentRanksError
 from shardwise.words import ranks_text
 
@@ -46,7 +46,8 @@ _PATIENCE = 0.1  # seconds; short against any timeout, long against an exchange
 _VERDICT_PATIENCE = 0.5  # for the verdict of a rank that has just closed the connections
 _POLL = 0.0001
 _LOOK = 0.1  # between two looks into the store
-_PACKET_BYTES = 96  # which the longest digest fits into, and a name beside it
+_PACKET_BYTES = 128  # which the longest digest fits into, and a word of links before it
+_DIGEST_AT = 1 + WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,15 @@ class Told(NamedTuple):
     group: dist.ProcessGroup
     digest: bytes  # the own one
     has_left: bool  # over links; else it leaves when the others are heard
+
+
+class _Gather(NamedTuple):
+    """One by the backend, under way."""
+
+    work: dist.Work
+    packets: torch.Tensor  # of all ranks
+    book: _Book
+    timeout: float
 
 
 class RollCall:
@@ -89,6 +99,7 @@ class RollCall:
         self._close = close
         self._number = 0
         self._verdict: _Verdict | None = None
+        self._under_way: _Gather | None = None
         self._links: HostLinks | None = None
         if 1 < len(ranks) <= MOST_RANKS:
             self._links = HostLinks(self._position, len(ranks))
@@ -99,6 +110,8 @@ class RollCall:
 
     def tell(self, group: dist.ProcessGroup, digest: bytes) -> Told:
         """The first step of two: the digest leaves, if it goes over links."""
+        if self._under_way is not None and self._verdict is None:
+            self._gathered()  # it was interrupted, and said of links what the others heard
         self._number += 1
         links = self._links
         if links is None or not links.are_up or self._verdict is not None:
@@ -113,12 +126,8 @@ class RollCall:
             raise self._error(self._verdict)
         if has_left:
             return self._hear_links(group, digest, timeout)
-        said = b"" if self._links is None else self._links.to_say()
-        found = self._gather(group, digest + said, timeout)
-        if self._links is None or not said:
-            return found
-        self._links.said([one[-len(said) :] for one in found])
-        return [one[: -len(said)] for one in found]
+        self._under_way = self._gather(group, digest, timeout)
+        return self._gathered()
 
     def _hear_links(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> list[bytes]:
         assert self._links is not None
@@ -127,42 +136,52 @@ class RollCall:
         positions = range(len(self._ranks))
         if len(heard) == len(positions):
             return [heard[at] for at in positions]
-        waited = time.monotonic() - began
-        timed_out = waited >= timeout
-        self._verdict = self._book(group).judge(
-            timeout if timed_out else waited,
-            timed_out=timed_out,
-            absent=tuple(self._ranks.rank_at(at) for at in positions if at not in heard),
-        )
-        self._links.close()
+        self._links.close()  # first, so that who comes now is too late
+        absent = tuple(self._ranks.rank_at(at) for at in positions if at not in heard)
+        error = self._given_up(self._book(group), began, timeout, absent)
         if self._close is not None:
             self._close()
-        raise self._error(self._verdict)
+        raise error
 
-    def _gather(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> list[bytes]:
+    def _gather(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> _Gather:
         book = self._book(group)
+        word = b"" if self._links is None else self._links.word()
         # Of one length, whatever different calls compare.
-        packet = bytes([len(digest)]) + digest.ljust(_PACKET_BYTES - 1, b"\0")
+        packet = bytes([len(digest)]) + word.ljust(WORD_BYTES, b"\0") + digest
+        packet = packet.ljust(_PACKET_BYTES, b"\0")
         assert len(packet) == _PACKET_BYTES
         mine = torch.frombuffer(bytearray(packet), dtype=torch.uint8).to(self._device)
-        output = torch.empty(len(packet) * len(self._ranks), dtype=torch.uint8, device=mine.device)
+        packets = mine.new_empty(_PACKET_BYTES * len(self._ranks))
+        if self._close is None:
+            self._raise_if_given_up(book)
+        began = time.monotonic()
+        try:
+            limit = None if self._close is None else timeout
+            work = start_all_gather(group, packets, mine, timeout=limit)
+        except RuntimeError as error:
+            raise self._given_up(book, began, timeout) from error
+        return _Gather(work, packets, book, timeout)
+
+    def _gathered(self) -> list[bytes]:
+        """Everybody's digest in the gather under way."""
+        assert self._under_way is not None
+        work, packets, book, timeout = self._under_way
         began = time.monotonic()
         try:
             if self._close is not None:
-                self._wait(start_all_gather(group, output, mine, timeout=timeout), book, timeout)
+                self._wait(work, book, timeout)
             else:
-                self._raise_if_given_up(book)
-                self._poll(start_all_gather(group, output, mine), book, timeout)
+                self._poll(work, book, timeout)
         except AbsentRanksError:
             raise
         except RuntimeError as error:
-            waited = time.monotonic() - began
-            timed_out = waited >= timeout
-            self._verdict = book.judge(timeout if timed_out else waited, timed_out=timed_out)
-            raise self._error(self._verdict) from error
-        flat = output.cpu().numpy().tobytes()
-        starts = range(0, len(flat), _PACKET_BYTES)
-        return [flat[at + 1 : at + 1 + flat[at]] for at in starts]
+            raise self._given_up(book, began, timeout) from error
+        flat = packets.cpu().numpy().tobytes()
+        found = [flat[at : at + _PACKET_BYTES] for at in range(0, len(flat), _PACKET_BYTES)]
+        if self._links is not None and self._links.word():
+            self._links.said([one[1:_DIGEST_AT] for one in found])
+        self._under_way = None
+        return [one[_DIGEST_AT : _DIGEST_AT + one[0]] for one in found]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
         return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
@@ -189,6 +208,16 @@ class RollCall:
                 next_look = waited + _LOOK
             time.sleep(_POLL)
         work.wait()
+
+    def _given_up(
+        self, book: _Book, began: float, timeout: float, absent: tuple[int, ...] | None = None
+    ) -> AbsentRanksError:
+        """What is to be raised by a rank that has waited since `began`."""
+        waited = time.monotonic() - began
+        timed_out = waited >= timeout
+        waited = timeout if timed_out else waited
+        self._verdict = book.judge(waited, timed_out=timed_out, absent=absent)
+        return self._error(self._verdict)
 
     def _raise_if_given_up(self, book: _Book) -> None:
         self._verdict = book.verdict()
