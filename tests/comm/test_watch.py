@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise._torch_compat import HashStore
-from shardwise.comm import executor, short, watch
+from shardwise.comm import communicator, executor, short, watch
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AgreementError
 
@@ -128,6 +128,89 @@ def _one_rank_has_no_memory(rank: int, call: str) -> str:
 @pytest.mark.parametrize("call", ["short", "long", "started"])
 def test_those_who_wait_for_a_rank_that_failed_in_an_exchange_are_told_why(call: str) -> None:
     _check_told(shardwise.run_local(_one_rank_has_no_memory, 3, call))
+
+
+def _one_rank_fails_when_all_has_left(rank: int, call: str) -> str:
+    """Then all go on."""
+
+    def fail(*_: object) -> Any:
+        raise MemoryError("none left")
+
+    x: Any = shardwise.distribute(torch.arange(36.0).view(6, 6), shardwise.chunk(1))
+    rows = shardwise.chunk(0)
+    calls: dict[str, Callable[[], object]] = {
+        "short": lambda: shardwise.reshard(x, rows),
+        "long": lambda: shardwise.reshard(x, rows, max_bytes=1 << 20),
+        "started": lambda: shardwise.reshard(x, rows, async_op=True).wait(),
+        "sum": lambda: shardwise.reshard(pending, shardwise.on_rank(0)),
+    }
+    pending: Any = sharded_tensor.ones(shardwise.partial(), 2, 3)
+    for run in calls.values():
+        run()  # from now on it is known, and goes the short way if it can
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            for module, name in ((short, "_unpack"), (short, "_add_up"), (executor, "_copy")):
+                patch.setattr(module, name, fail)
+            with pytest.raises(MemoryError, match="none left"):
+                calls[call]()
+            assert not communicator()._watch.has_notice  # type: ignore[attr-defined]  # the point
+        else:
+            calls[call]()
+    for _ in range(2):
+        found = shardwise.reshard(x, rows).full_tensor()
+        assert torch.equal(found, torch.arange(36.0).view(6, 6))
+    return "goes on"
+
+
+@pytest.mark.parametrize("call", ["short", "long", "started", "sum"])
+def test_a_group_goes_on_if_a_rank_failed_when_all_that_it_sends_had_left(call: str) -> None:
+    results = shardwise.run_local(_one_rank_fails_when_all_has_left, 3, call)
+    assert results == ["goes on"] * 3
+
+
+def _one_rank_has_no_room_for_what_it_makes(rank: int, call: str) -> str:
+    def fail(*_: object) -> Any:
+        raise MemoryError("none left")
+
+    full = torch.ones(6, 6)
+    x: Any = shardwise.distribute(full, shardwise.chunk(0))
+    calls: dict[str, Callable[[], object]] = {
+        "reshard": lambda: shardwise.reshard(x, shardwise.chunk(1)),
+        "distribute": lambda: shardwise.distribute(full, shardwise.chunk(0)),
+    }
+    calls[call]()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            for name in ("new_like", "new_tensor", "new_tensors"):
+                patch.setattr(executor, name, fail)
+        return _outcome(calls[call])
+
+
+@pytest.mark.parametrize("call", ["reshard", "distribute"])
+def test_those_who_wait_for_a_rank_without_room_are_told_why(call: str) -> None:
+    results = shardwise.run_local(_one_rank_has_no_room_for_what_it_makes, 3, call)
+    if call == "reshard":
+        _check_told(results)
+    else:
+        told = f"AgreementError: distribute failed on other ranks: rank 1: {results[1]}"
+        assert results[0].startswith(told)
+        assert results[0] == results[2]
+
+
+def _one_rank_is_gone(rank: int) -> str:
+    x: Any = shardwise.distribute(torch.ones(6, 6), shardwise.chunk(0))
+    if rank == 2:
+        communicator()._watch.close()  # type: ignore[attr-defined]  # as if its process had ended
+        return "gone"
+    with pytest.raises(RuntimeError) as caught:
+        shardwise.reshard(x, shardwise.chunk(1))
+    return type(caught.value).__name__
+
+
+def test_a_rank_that_hears_of_the_end_of_another_is_not_taken_for_its_cause() -> None:
+    results = shardwise.run_local(_one_rank_is_gone, 3)
+    assert results[2] == "gone"
+    assert AgreementError.__name__ not in results
 
 
 def _one_rank_raises_in_backward(rank: int, call: str) -> str:

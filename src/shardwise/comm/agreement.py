@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from types import NoneType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import torch
 
@@ -93,10 +93,9 @@ def to_agree_on(
         if len(group.ranks) > 1:
             group.tell(problem)  # [Note: who raised] in `watch.py`
         raise problem
-    agreement = Agreement(what, values, group, problem, phrases)
+    agreement = Agreement(what, values, group, None, phrases)
     if problem is not None:
-        agreement.reach()
-        raise problem  # all ranks have the same one
+        agreement.fail(problem)
     return agreement
 
 
@@ -169,6 +168,11 @@ class Agreement:
             problem=self._problem,
             phrases=self._phrases,
         )
+
+    def fail(self, problem: Exception) -> NoReturn:
+        """Instead of `reach`, and before anything has left: raises as `agree` does of a problem."""
+        Agreement(self._what, self._values, self._group, problem, self._phrases).reach()
+        raise problem  # all ranks have the same one
 
     def _everybodys(self, flight: EarlyFlight | None) -> list[bytes]:
         timeout = check_timeout()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.communicator import Flight
+from shardwise.comm.leaving import Left, land_quietly
 from shardwise.comm.load import Load, Transfer, is_usual, is_usual_out, load_of, new_tensors
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
@@ -32,7 +34,6 @@ from shardwise.comm.process_group import communicator
 from shardwise.comm.reducing import add_to, fill_identity, rescale
 from shardwise.comm.short import run_short
 from shardwise.comm.tracing import Recording, is_watched
-from shardwise.errors import AbsentRanksError, AgreementError
 from shardwise.transfer import RankProgram, TransferPlan, make_schedule
 
 if TYPE_CHECKING:
@@ -86,19 +87,23 @@ def execute(
         ):
             shape = known.only_shape
             assert known.usual_dtype is not None
-            if out is not None:
-                outputs = [tensor.detach() for tensor in out]
-            elif shape is None:
-                outputs = new_tensors(known.shapes.target, known.usual_dtype, members.wire_device)
-            elif shards:  # quicker than to say dtype and device
-                outputs = [new_like(shards[0], shape)]
-            else:
-                outputs = [new_tensor(shape, known.usual_dtype, members.wire_device)]
             try:
-                run_short(known.short, shards, outputs, members, agreement)
-            except Exception as problem:
-                _tell(problem, members)
+                if out is not None:
+                    outputs = [tensor.detach() for tensor in out]
+                elif shape is None:
+                    outputs = new_tensors(
+                        known.shapes.target, known.usual_dtype, members.wire_device
+                    )
+                elif shards:  # quicker than to say dtype and device
+                    outputs = [new_like(shards[0], shape)]
+                else:
+                    outputs = [new_tensor(shape, known.usual_dtype, members.wire_device)]
+            except Exception as problem:  # for want of memory
+                if agreement is not None:
+                    agreement.fail(problem)
+                members.tell(problem)  # [Note: who raised] in `watch.py`
                 raise
+            run_short(known.short, shards, outputs, members, agreement)
             return outputs
     if agreement is not None:
         agreement.reach()
@@ -144,27 +149,20 @@ def start_all(
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     aside = Aside(is_large=len(work.exchanges) >= _MANY)
+    left = Left(sum([len(program.rounds) for program, _ in work.exchanges]))
     try:
         flying = _overlap(
             [
-                _exchange(program, lot, work.results, members, aside, max_bytes)
+                _exchange(program, lot, work.results, members, aside, max_bytes, left)
                 for program, lot in work.exchanges
             ]
         )
         lower(work.by_collective, members)
     except Exception as problem:
-        _tell(problem, members)
+        if left.num_rounds or work.by_collective:  # else nobody waits for this rank
+            members.tell(problem)  # [Note: who raised] in `watch.py`
         raise
-    return Started(_ended(flying, aside, members), work.results, recording)
-
-
-def _tell(problem: Exception, members: Communicator) -> None:
-    """Something went wrong here in the middle of an exchange, as for want of memory.
-
-    The others are told, who else would wait; unless it is one of them that this rank heard of.
-    """
-    if not isinstance(problem, AgreementError | AbsentRanksError):
-        members.tell(problem)  # [Note: who raised] in `watch.py`
+    return Started(_ended(flying, aside), work.results, recording)
 
 
 def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
@@ -211,6 +209,16 @@ class _Unpacking(NamedTuple):
 _Flying = tuple[Flight, list[_Unpacking]]
 
 
+@contextmanager
+def _landed(flight: Flight) -> Iterator[None]:
+    """Messages that fly land also if something fails meanwhile."""
+    try:
+        yield
+    except Exception:
+        land_quietly(flight)
+        raise
+
+
 class _Work(NamedTuple):
     """Transfers by how they are carried out."""
 
@@ -255,14 +263,10 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     return flying
 
 
-def _ended(flying: Iterator[None], aside: Aside, members: Communicator) -> Iterator[None]:
+def _ended(flying: Iterator[None], aside: Aside) -> Iterator[None]:
     """The rest of the exchange that flies, and of what is done aside."""
-    try:
-        yield from flying
-        aside.catch_up()
-    except Exception as problem:
-        _tell(problem, members)
-        raise
+    yield from flying
+    aside.catch_up()
 
 
 def _exchange(
@@ -272,6 +276,7 @@ def _exchange(
     members: Communicator,
     aside: Aside,
     max_bytes: int | None,
+    left: Left,
 ) -> Iterator[None]:
     """Stops once, where the messages of its last round fly."""
     batches = [load for load in loads if isinstance(load, Batch)]
@@ -280,9 +285,9 @@ def _exchange(
     rounds = _rounds(program, loads, members)
     memory = _memory(rounds, loads, members, max_bytes)
     for round_ in rounds[:-1]:
-        _land(round_, _launch(round_, loads, members, memory), loads)
+        _land(round_, _launch(round_, loads, members, memory, left), loads)
     for round_ in rounds[-1:]:
-        flying = _launch(round_, loads, members, memory)
+        flying = _launch(round_, loads, members, memory, left)
         yield
         _land(round_, flying, loads)
     for batch in batches:
@@ -334,7 +339,9 @@ def _memory(
     return Slab(sizes, {load.dtype for load in loads}, members.wire_device)
 
 
-def _launch(round_: Round, loads: Loads, members: Communicator, memory: MessageMemory) -> _Flying:
+def _launch(
+    round_: Round, loads: Loads, members: Communicator, memory: MessageMemory, left: Left
+) -> _Flying:
     """[Note: a round] up to where it has to wait; the round before is over."""
     flight = members.flight()
     memory.next_round()
@@ -353,15 +360,17 @@ def _launch(round_: Round, loads: Loads, members: Communicator, memory: MessageM
         else:
             flight.send(message.peer, _packed(message, loads, memory, members.wire_device))
     flight.launch()
-    _copy(
-        [loads[tensor].at(target) for tensor, _, target in round_.copies],
-        [loads[tensor].at(source) for tensor, source, _ in round_.copies],
-    )
-    # Made while messages fly, so that what lands has its place.
-    unpackings = [
-        _unpacking(message, buffer, loads)
-        for message, buffer in zip(round_.receives, staged, strict=True)
-    ]
+    left.num_rounds -= 1
+    with _landed(flight):
+        _copy(
+            [loads[tensor].at(target) for tensor, _, target in round_.copies],
+            [loads[tensor].at(source) for tensor, source, _ in round_.copies],
+        )
+        # Made while messages fly, so that what lands has its place.
+        unpackings = [
+            _unpacking(message, buffer, loads)
+            for message, buffer in zip(round_.receives, staged, strict=True)
+        ]
     return flight, unpackings
 
 
@@ -378,14 +387,15 @@ def _land(round_: Round, flying: _Flying, loads: Loads) -> None:
             _copy(targets, sources)
         return boxes
 
-    # Addends that are there are added while others fly.
-    for reduction in round_.reductions:
-        _reduce(reduction, boxes_of, loads[reduction.tensor])
-    for number in range(len(unpackings)):
-        boxes_of(number)
-    for tensor, region, scale in round_.scales:
-        rescale(loads[tensor].at(region), scale)
-    flight.finish()
+    with _landed(flight):
+        # Addends that are there are added while others fly.
+        for reduction in round_.reductions:
+            _reduce(reduction, boxes_of, loads[reduction.tensor])
+        for number in range(len(unpackings)):
+            boxes_of(number)
+        for tensor, region, scale in round_.scales:
+            rescale(loads[tensor].at(region), scale)
+        flight.finish()
 
 
 def _landing_place(message: PeerMessage, loads: Loads) -> torch.Tensor | None:

@@ -63,7 +63,11 @@ class PostedFlight:
         message = self._messages[index]
         if message[1] is not None:
             self._messages[index] = message[0], None
-            self._watch.wait((message,))
+            try:
+                self._watch.wait((message,))
+            except BaseException:
+                self._messages.clear()  # nothing is waited for any more
+                raise
 
     def finish(self) -> None:
         messages, self._messages = self._messages, []

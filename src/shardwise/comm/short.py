@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.comm.aside import Aside
+from shardwise.comm.leaving import Left, land_quietly
 from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
+from shardwise.errors import AbsentRanksError, AgreementError
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +151,25 @@ def run_short(
 
     `agreement` as in `execute`: what it is about is reached before anything else is waited for.
     """
-    held = (shards, outputs)
+    left = Left(len(short.rounds))
+    try:
+        _run_rounds(short, (shards, outputs), members, agreement, left)
+    except Exception as problem:
+        if not left.num_rounds:
+            land_quietly(left.flight)
+        elif not isinstance(problem, AgreementError | AbsentRanksError):  # which all ranks raise
+            members.tell(problem)  # [Note: who raised] in `watch.py`
+        raise
+
+
+def _run_rounds(
+    short: Short,
+    held: _Held,
+    members: Communicator,
+    agreement: Agreement | None,
+    left: Left,
+) -> None:
+    outputs = held[1]
     # Of the round before. An allocator that gets memory back and is asked for it again may take
     # more from the system all the same, so that rounds would not be what they are for.
     spare: list[torch.Tensor] = []
@@ -161,7 +181,7 @@ def run_short(
         if early is None or len(short.rounds) > 1:
             members = agreement.apart
     for receives, sends, copies, sums, num_copied in short.rounds:
-        flight = members.flight() if early is None else early
+        flight = left.flight = members.flight() if early is None else early
         landings: list[torch.Tensor] = []
         is_staged = False
         for peer, shape, spot, is_direct in receives:
@@ -187,6 +207,7 @@ def run_short(
                 sent = held[is_target][shard]
                 flight.send(peer, packed(sent if region is None else sent[region]))
             flight.launch()
+            left.num_rounds -= 1
             if early is not None:
                 early.tell()
         finally:  # also when it raises: shards are the caller's, who may then do as he likes

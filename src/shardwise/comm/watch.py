@@ -55,6 +55,7 @@ class Watch:
         self._rank = rank
         self._num_raised = 0  # how often this rank has told the others
         self.has_notice = False  # whether what it has told still stands
+        self._is_broken = False  # whether a connection of this rank is known to be
         self._is_watched = False
         self._waits_since: float | None = None
         self._is_in_vain = False  # whether the others know that this wait is
@@ -63,7 +64,9 @@ class Watch:
         self._lock = threading.Lock()
 
     def tell(self, problem: BaseException) -> None:
-        """Leaves a notice for ranks that wait for this one."""
+        """Leaves a notice for ranks that wait for this one; of what broke, they know themselves."""
+        if self._is_broken:
+            return
         self._num_raised += 1
         self.has_notice = True
         text = f"{self._num_raised} {type(problem).__name__}: {problem}"
@@ -95,11 +98,12 @@ class Watch:
             self._write("waits", "")
 
     def explain(self, error: RuntimeError) -> None:
-        """Raises what another rank has told, if a connection broke because of that."""
+        """A connection broke: raises what another rank has told, if it was because of that."""
+        self._is_broken = True
         notice = self._notice()
         if notice is not None:
             raise AgreementError(
-                f"another rank failed before an exchange: {notice}",
+                f"another rank failed, for which this one waited: {notice}",
                 rank=self._rank,
                 fix="This process group cannot be used any more: start again. Under "
                 'shardwise.set_check("debug") ranks compare arguments first, and it survives '
