@@ -18,6 +18,7 @@ from shardwise._torch_compat import HashStore
 from shardwise.comm import communicator, executor, short, watch
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AgreementError
+from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,77 @@ def _one_rank_fails_when_all_has_left(rank: int, call: str) -> str:
 def test_a_group_goes_on_if_a_rank_failed_when_all_that_it_sends_had_left(call: str) -> None:
     results = shardwise.run_local(_one_rank_fails_when_all_has_left, 3, call)
     assert results == ["goes on"] * 3
+
+
+def _one_rank_is_elsewhere(rank: int, how: str) -> str:
+    full = torch.arange(48.0).view(6, 8)
+    x: Any = shardwise.distribute(full, shardwise.chunk(0))
+    y: Any = shardwise.distribute(-full, shardwise.chunk(0))
+    columns, turned = shardwise.chunk(1), shardwise.chunk(1, ranks=[1, 0, 2])
+    for spec in (columns, turned):  # from now on both are known
+        shardwise.reshard(x, spec)
+
+    def run() -> None:
+        if how == "another spec":
+            shardwise.reshard(x, turned if rank == 1 else columns)
+        elif how == "another dtype":
+            z = sharded_tensor.zeros(
+                shardwise.chunk(0), 6, 8, dtype=torch.float32 if rank != 1 else torch.int32
+            )
+            shardwise.reshard(z, columns)
+        elif how == "another cap":
+            shardwise.reshard(x, columns, max_bytes=64 if rank == 1 else 1 << 20)
+        elif how == "another order":
+            for one, to in ((x, columns), (y, turned))[:: -1 if rank == 1 else 1]:
+                shardwise.reshard(one, to)
+        elif rank != 1:
+            shardwise.reshard(x, columns)
+        for _ in range(3):
+            x.full_tensor()
+
+    with shardwise.set_check("never" if how == "another dtype" else "always"):
+        return _outcome(run)
+
+
+@pytest.mark.parametrize(
+    "how", ["another spec", "another dtype", "another cap", "another order", "one call less"]
+)
+def test_ranks_in_different_exchanges_are_told_so_and_mix_no_data(how: str) -> None:
+    results = shardwise.run_local(_one_rank_is_elsewhere, 3, how)
+    for rank, text in enumerate(results):
+        start = f"AgreementError: [rank {rank}] ranks do not move the same, in their exchange "
+        assert text.startswith(start)
+        assert f": rank {rank}: TransferPlan(" in text
+        assert "cannot be used any more" in text
+    if how in ("another dtype", "another cap"):
+        assert "rank 1: the same with other owners, dtypes or max_bytes" in results[0]
+
+
+def test_ranks_that_are_exchanges_apart_are_compared_by_number(ranks: Ranks) -> None:
+    plans = [
+        plan_reshard(
+            shardwise.chunk(0, ranks=range(3)).layout((n, 2)),
+            shardwise.chunk(1, ranks=range(3)).layout((n, 2)),
+            4,
+        )
+        for n in range(1, 30)
+    ]
+    first, second, third = ranks.watches
+    for plan in plans[:20]:
+        first.begin(plan.mark, plan)
+    for plan in plans[:18]:
+        second.begin(plan.mark, plan)
+    for plan in plans[1:22]:  # one call less than the others, and now ahead
+        third.begin(plan.mark, plan)
+    second._write_down()
+    assert first._why() is None  # behind, and in the same
+    third._write_down()
+    why = f"in their exchange 14: rank 0: {plans[13]}; rank 2: {plans[14]}"
+    assert str(first._why()).endswith(why)
+    assert str(second._why()).endswith(why.replace("rank 0", "rank 1"))
+    for plan in plans:
+        first.begin(plan.mark, plan)
+    assert first._why() is None  # nothing is known of exchanges that long ago
 
 
 def _one_rank_has_no_room_for_what_it_makes(rank: int, call: str) -> str:
@@ -359,5 +431,6 @@ def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> N
     ranks.now = watch._PATIENCE
     one.look()
     waiting.join()
-    assert was_waiting == [True, True, True]
+    assert was_waiting
+    assert all(was_waiting)
     assert one._waits_since is None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
+    from shardwise.transfer import TransferPlan
 
 __all__ = ["ALONE", "Alone"]
 
@@ -31,6 +32,9 @@ class Alone:
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
+
+    def begin(self, mark: int, plan: TransferPlan) -> None:
+        """There is nobody to be told apart from."""
 
     def flight(self) -> Flight:
         return _NoFlight()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry import ReduceOp
+    from shardwise.transfer import TransferPlan
 
 __all__ = ["Communicator", "EarlyFlight", "Flight", "simulated_rank"]
 
@@ -74,6 +75,12 @@ class Communicator(Protocol):
     exchanges: dict[tuple[Any, ...], Any]  # of `exchange_of`, which keeps them here; starts empty
     cuts: dict[tuple[Any, ...], Any]  # of `distribute`, which keeps them here; starts empty
     num_disagreements: int  # in `agree`; starts at 0
+
+    def begin(self, mark: int, plan: TransferPlan) -> None:
+        """All ranks begin an exchange; the next flights are its. [Note: marks] in `marks.py`
+
+        `plan` is that of its first tensor, for messages.
+        """
 
     def flight(self) -> Flight:
         """A new round of messages between pairs of ranks."""

@@ -28,6 +28,7 @@ from shardwise.comm.leaving import Left, land_quietly
 from shardwise.comm.load import Load, Transfer, is_usual, is_usual_out, load_of, new_tensors
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
+from shardwise.comm.marks import mark_of
 from shardwise.comm.message_memory import NewMemory, Slab
 from shardwise.comm.pages import new_like, new_tensor
 from shardwise.comm.process_group import communicator
@@ -103,6 +104,8 @@ def execute(
                     agreement.fail(problem)
                 members.tell(problem)  # [Note: who raised] in `watch.py`
                 raise
+            if agreement is None:
+                members.begin(known.mark, plan)
             run_short(known.short, shards, outputs, members, agreement)
             return outputs
     if agreement is not None:
@@ -148,6 +151,9 @@ def start_all(
     if problem is not None or is_debugging():
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
+    moved = [(load.plan, load.dtype) for _, lot in work.exchanges for load in lot]
+    if moved:
+        members.begin(mark_of(moved, max_bytes), moved[0][0])
     aside = Aside(is_large=len(work.exchanges) >= _MANY)
     left = Left(sum([len(program.rounds) for program, _ in work.exchanges]))
     try:

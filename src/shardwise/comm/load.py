@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer, is_writable, span
+from shardwise.comm.marks import mark_of
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 from shardwise.errors import DeviceError
@@ -195,7 +196,7 @@ def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     known = rank_plan(transfer.plan, members)
     dtype = check_arguments(transfer, known.shapes, members)
     if not dtype.is_complex:
-        known.usual_dtype = dtype
+        known.usual_dtype, known.mark = dtype, mark_of([(known.plan, dtype)])
     shards = [_plain(shard) for shard in transfer.shards]
     device = None if transfer.out is not None else _device_of_outputs(transfer, members)
     outputs = [tensor.detach() for tensor in transfer.out or ()]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import TAG, BatchedFlight, EarlyPostedFlight, PostedFlight
+from shardwise.comm.marks import FIRST_TAG, NUM_TAGS
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
+    from shardwise.transfer import TransferPlan
 
 __all__ = ["ProcessGroupCommunicator", "Wire", "communicator"]
 
@@ -97,6 +99,7 @@ class ProcessGroupCommunicator:
         self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
         self._tag = TAG
+        self._is_apart = False
         self._has_launched = False
         self._watch = Watch(group, self.ranks, self.rank)
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
@@ -114,6 +117,11 @@ class ProcessGroupCommunicator:
         """The group itself; raises once it is destroyed."""
         return self._group
 
+    def begin(self, mark: int, plan: TransferPlan) -> None:
+        if not self._is_apart:
+            number = self._watch.begin(mark, plan)
+            self._tag = FIRST_TAG + (mark + number) % NUM_TAGS
+
     def flight(self) -> Flight:
         group = self._reference() or self._group  # which raises
         if self.backend == "gloo":
@@ -124,7 +132,7 @@ class ProcessGroupCommunicator:
         if self.backend != "gloo":  # only whose messages have tags
             return self
         found = copy(self)
-        found._tag = tag
+        found._tag, found._is_apart = tag, True
         return found
 
     def early_flight(self, tag: int, digest: bytes) -> EarlyFlight | None:

@@ -26,6 +26,7 @@ class RankPlan:
         "_may_be_short",
         "_program",
         "_rank",
+        "mark",
         "only_shape",
         "plan",
         "shapes",
@@ -50,6 +51,7 @@ class RankPlan:
         # With which `usual_load` need not look at the dtype again. Never complex, of which a
         # tensor may be a conjugate view.
         self.usual_dtype: torch.dtype | None = None
+        self.mark = 0  # of an exchange of one tensor of that dtype
 
     def program(self) -> RankProgram:
         """What the rank does when the plan is carried out alone, without a cap."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
+    from shardwise.transfer import TransferPlan
 
 __all__ = ["LinkTraffic", "SimulatedCommunicator", "Simulation", "simulate"]
 
@@ -233,6 +234,9 @@ class SimulatedCommunicator:
         group = SimulatedCommunicator(self._world, self.rank, ranks)
         group.ranks.group_rank(self.rank)
         return group
+
+    def begin(self, mark: int, plan: TransferPlan) -> None:
+        """Nothing: a simulation notices messages that do not fit."""
 
     def flight(self) -> Flight:
         return _SimulatedFlight(self._world, self.rank, self.ranks, self._key)

@@ -8,6 +8,9 @@ else; if there is one, it closes its connections, which ends the wait, and raise
 Nobody looks while nobody waits: if all ranks make the same mistake, all raise and the group stays
 as it was.
 
+A rank that waits so long also writes down which exchanges it was in last, and looks whether another
+that waits too was in others ([Note: marks] in `marks.py`): then both wait in vain.
+
 It closes them once every other rank has raised or waits in vain too, or has not come for as long
 again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
 the wait for it does not end.
@@ -15,9 +18,11 @@ the wait for it does not end.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from shardwise.comm.ranks import GroupRanks
+    from shardwise.transfer import TransferPlan
 
 __all__ = ["Message", "Watch"]
 
@@ -44,6 +50,7 @@ _LOOK = 0.5  # between two looks
 # chooses by the tag: so many in a row reach all connections.
 _TAGS = range(0x5A60, 0x5A60 + 16)
 _LONGEST = 2000  # characters of a notice
+_REMEMBERED = 8  # exchanges; ranks that follow each other are seldom further apart
 
 
 class Watch:
@@ -56,12 +63,21 @@ class Watch:
         self._num_raised = 0  # how often this rank has told the others
         self.has_notice = False  # whether what it has told still stands
         self._is_broken = False  # whether a connection of this rank is known to be
+        self._num_begun = 0  # exchanges
+        self._begun: deque[tuple[int, TransferPlan]] = deque(maxlen=_REMEMBERED)  # the last ones
+        self._num_written = 0  # how many had begun when they were written down
         self._is_watched = False
         self._waits_since: float | None = None
         self._is_in_vain = False  # whether the others know that this wait is
         # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
         # thread is never the last to hold a group, or its store, whose end may take minutes.
         self._lock = threading.Lock()
+
+    def begin(self, mark: int, plan: TransferPlan) -> int:
+        """An exchange begins; which one, counted on every rank."""
+        self._num_begun += 1
+        self._begun.append((mark, plan))
+        return self._num_begun
 
     def tell(self, problem: BaseException) -> None:
         """Leaves a notice for ranks that wait for this one; of what broke, they know themselves."""
@@ -100,10 +116,10 @@ class Watch:
     def explain(self, error: RuntimeError) -> None:
         """A connection broke: raises what another rank has told, if it was because of that."""
         self._is_broken = True
-        notice = self._notice()
-        if notice is not None:
+        why = self._why()
+        if why is not None:
             raise AgreementError(
-                f"another rank failed, for which this one waited: {notice}",
+                why,
                 rank=self._rank,
                 fix="This process group cannot be used any more: start again. Under "
                 'shardwise.set_check("debug") ranks compare arguments first, and it survives '
@@ -115,7 +131,9 @@ class Watch:
         with self._lock:
             since = self._waits_since
             waited = 0.0 if since is None else time.monotonic() - since
-            if waited >= _PATIENCE and self._notice() is not None:
+            if waited >= _PATIENCE:
+                self._write_down()
+            if waited >= _PATIENCE and self._why() is not None:
                 self._is_in_vain = True
                 self._write("waits", "in vain")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
@@ -131,9 +149,38 @@ class Watch:
                         never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), tag)
                         never.wait(timedelta(milliseconds=1))
 
-    def _notice(self) -> str | None:
-        """What another rank has told that raised more often than this one."""
-        return next(filter(None, map(self._notice_of, self._ranks)), None)
+    def _why(self) -> str | None:
+        """Why this rank waits in vain, if it does."""
+        notice = next(filter(None, map(self._notice_of, self._ranks)), None)
+        if notice is not None:
+            return f"another rank failed, for which this one waited: {notice}"
+        return next(filter(None, map(self._difference_from, self._ranks)), None)
+
+    def _write_down(self) -> None:
+        if self._num_written != self._num_begun:
+            self._num_written = self._num_begun
+            listed = {number: (mark, str(plan)) for number, (mark, plan) in self._last_begun()}
+            self._write("exchanges", json.dumps(listed))
+
+    def _last_begun(self) -> list[tuple[int, tuple[int, TransferPlan]]]:
+        """By their numbers."""
+        begun = list(self._begun)
+        return list(enumerate(begun, self._num_begun - len(begun) + 1))
+
+    def _difference_from(self, rank: int) -> str | None:
+        """The first exchange in which this rank was in another one than `rank`, in words."""
+        text = self._read("exchanges", rank)
+        listed = json.loads(text) if text and rank != self._rank else {}
+        for number, (mark, plan) in self._last_begun():
+            theirs, what = listed.get(str(number), (mark, ""))
+            if theirs != mark:
+                own = str(plan)
+                other = what if what != own else "the same with other owners, dtypes or max_bytes"
+                return (
+                    f"ranks do not move the same, in their exchange {number}: "
+                    f"rank {self._rank}: {own}; rank {rank}: {other}"
+                )
+        return None
 
     def _notice_of(self, rank: int) -> str | None:
         # What all ranks have raised together is over for all of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,6 +92,12 @@ class TransferPlan:
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
+
+    @cached_property
+    def mark(self) -> int:
+        """A number that stands for the plan, the same in every process."""
+        ends = f"{self.source.fingerprint}{self.target.fingerprint}{self.itemsize}"
+        return int.from_bytes(hashlib.blake2b(ends.encode(), digest_size=8).digest())
 
     # -- moves ------------------------------------------------------------------------------
 
