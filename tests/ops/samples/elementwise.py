@@ -354,14 +354,17 @@ for _name, _call, _shapes, _values in _EXTRA:
 for _name, _call, _shapes, _values in _EXTRA_IN_PLACE:
     _add(_name, _sample(_in_place(_call), _shapes, _values))
 
-# Conversions are no functions with rules: the class does them on local tensors.
-_CONVERTING = (
-    "bfloat16 bool byte cdouble cfloat char clone contiguous double float half int long short"
-)
+# Conversions are no functions with rules: the class does them on local tensors. Each addend of a
+# pending sum is rounded by itself, so that halves are made of numbers that need no rounding.
+_CONVERTING: dict[Values, str] = {
+    "positive": "bool byte cdouble cfloat char clone contiguous double float int long short",
+    "whole": "bfloat16 half",
+}
 CONVERSIONS: dict[str, list[Sample]] = {
     **{
-        name: [_sample(getattr(_Tensor, name), (_SHAPE,), "positive")]
-        for name in _CONVERTING.split()
+        name: [_sample(getattr(_Tensor, name), (_SHAPE,), kind)]
+        for kind, names in _CONVERTING.items()
+        for name in names.split()
     },
     "to": [
         _sample(lambda x: x.to(torch.float32), (_SHAPE,)),
