@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -25,17 +25,20 @@ from shardwise.testing import check_op
 from shardwise.testing.op_check import check_op_here, layout_kinds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardwise.geometry import Layout
 
-ALL = [(name, sample) for name, samples in SAMPLES.items() for sample in samples]
-IDS = [f"{name}-{k}" for name, samples in SAMPLES.items() for k in range(len(samples))]
+TABLE = {**SAMPLES, **elementwise.CONVERSIONS}
+ALL = [(name, sample) for name, samples in TABLE.items() for sample in samples]
+IDS = [f"{name}-{k}" for name, samples in TABLE.items() for k in range(len(samples))]
 
 # [Note: one rule for many] Functions of a family share one rule, so that together they see every
 # case many times: each sample is tried on a few layouts, chosen by its number, and each function on
 # real ranks by its first sample. A long run tries sixty times as many.
 MOST_CASES = 2
 FEWER_CASES = {
-    **dict.fromkeys(elementwise.SAMPLES, 1),
+    **dict.fromkeys([*elementwise.SAMPLES, *elementwise.CONVERSIONS], 1),
     **dict.fromkeys([*fourier.SAMPLES, *linear_algebra.SAMPLES, *convolution.POOLINGS], 1),
     **dict.fromkeys([*attention.SAMPLES, *products.SAMPLES], 1),
 }
@@ -49,37 +52,49 @@ def _cases(number: int) -> list[tuple[Layout, ...]]:
     return random.Random(number).sample(every, min(most, len(every)))
 
 
+NAMES = {rule.name for rule in RULES.values()} | {one.name for one in COMPOSITES.values()}
+STATED = [number for number, (_, sample) in enumerate(ALL) if sample.keeps]
+
+
 def test_every_rule_has_samples() -> None:
-    names = {rule.name for rule in RULES.values()} | {one.name for one in COMPOSITES.values()}
-    assert names == set(SAMPLES)
+    assert set(SAMPLES) == NAMES
 
 
-# In brief the first sample of every function, and of the rest a third.
-FIRST = {name: number for number, (name, _) in reversed(list(enumerate(ALL)))}.values()
-NUMBERS = [
-    pytest.param(
-        number, id=id, marks=() if number in FIRST or number % 3 == 0 else pytest.mark.long
-    )
-    for number, id in enumerate(IDS)
-]
+def test_every_rule_states_layouts_that_it_keeps() -> None:
+    stated = {ALL[number][0] for number in STATED}
+    assert sorted(NAMES - stated) == [], "no sample of these says `keeps`, and what they then send"
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+def _in_brief(numbers: Iterable[int]) -> list[Any]:
+    """The first of these samples of every function, and of the rest a third; others if long."""
+    listed = list(numbers)
+    first = {ALL[number][0]: number for number in reversed(listed)}.values()
+    return [
+        pytest.param(
+            number,
+            id=IDS[number],
+            marks=() if number in first or number % 3 == 0 else pytest.mark.long,
+        )
+        for number in listed
+    ]
+
+
+@pytest.mark.parametrize("number", _in_brief(range(len(ALL))))
 def test_simulated(number: int) -> None:
     _, sample = ALL[number]
     for layouts in _cases(number):
         check_op(sample, layouts)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", _in_brief(STATED))
 def test_layouts_that_are_kept(number: int) -> None:
     _, sample = ALL[number]
-    if sample.keeps:
-        layouts = [
-            parse_spec(spec, ranks=range(4), device="cpu").layout(shape)
-            for spec, shape in zip(sample.keeps, sample.shapes, strict=True)
-        ]
-        assert check_op(sample, layouts, policy="error") <= sample.most_bytes
+    layouts = [
+        parse_spec(spec, ranks=range(4), device="cpu").layout(shape)
+        for spec, shape in zip(sample.keeps, sample.shapes, strict=True)
+    ]
+    # Not less either: a statement that leaves room would not see when more is sent.
+    assert check_op(sample, layouts, policy="error") == sample.most_bytes
 
 
 def _on_rank(rank: int) -> None:

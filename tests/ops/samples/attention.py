@@ -98,7 +98,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(_attention(), ((2, 3, 0), (2, 5, 0), (2, 5, 2))),
     ],
     "multi_head_attention_forward": [
-        Sample(_multi_head, MODULE),
+        Sample(_multi_head, MODULE, keeps=(HEADS, ALL, ALL, ALL)),
         Sample(_multi_head, ((3, 4), (12, 4), (12,), (4, 4))),
         Sample(lambda *given: _multi_head(*given, need_weights=True), MODULE),
         Sample(

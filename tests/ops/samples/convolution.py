@@ -169,7 +169,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "unfold": [Sample(_of("unfold", 2), (PICTURES[2],), keeps=(BATCH,))],
     "fold": [Sample(_of("fold", (4, 4), 2), ((4, 8, 9),), keeps=(BATCH,))],
-    "pixel_shuffle": [Sample(_of("pixel_shuffle", 2), ((4, 8, 2, 3),))],
-    "pixel_unshuffle": [Sample(_of("pixel_unshuffle", 2), ((2, 4, 6),))],
-    "channel_shuffle": [Sample(_of("channel_shuffle", 2), ((2, 8, 3),))],
+    "pixel_shuffle": [Sample(_of("pixel_shuffle", 2), ((4, 8, 2, 3),), keeps=(BATCH,))],
+    "pixel_unshuffle": [Sample(_of("pixel_unshuffle", 2), ((2, 4, 6),), keeps=(BATCH,))],
+    "channel_shuffle": [Sample(_of("channel_shuffle", 2), ((2, 8, 3),), keeps=(BATCH,))],
 }

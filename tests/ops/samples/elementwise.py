@@ -81,6 +81,13 @@ _BINARY: dict[Values, str] = {
         __xor__
     """,
 }
+# Linear functions, by operands with which a pending sum stays one.
+_LINEAR: dict[tuple[str, ...], str] = {
+    ("partial()",): "conj neg negative positive real resolve_conj resolve_neg",
+    ("partial()", "partial()"): "add rsub sub subtract __rsub__",
+    ("partial()", "replicate()"): "div divide mul multiply true_divide",
+    ("replicate()", "partial()"): "mul multiply",
+}
 _IN_PLACE_OPERATORS = "__iand__ __ilshift__ __ior__ __irshift__ __ixor__"
 
 
@@ -113,13 +120,24 @@ def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _cut_alike(shapes: tuple[tuple[int, ...], ...]) -> tuple[str, ...]:
+    """Rows of the result on each rank, and of each operand what belongs to them."""
+    full = torch.broadcast_shapes(*shapes)
+    has_rows = [len(shape) == len(full) > 0 and shape[0] == full[0] for shape in shapes]
+    return tuple("chunk(0)" if one else "replicate()" for one in has_rows)
+
+
 def _sample(
     call: Callable[..., Any],
     shapes: tuple[tuple[int, ...], ...],
     values: Values | tuple[Values, ...] = "real",
-    keeps: tuple[str, ...] = (),
+    keeps: tuple[str, ...] | None = None,
 ) -> Sample:
-    """With gradients if torch has gradients of it."""
+    """With gradients if torch has gradients of it.
+
+    Nothing is sent of operands that are in `keeps`, or by default cut alike.
+    """
+    keeps = _cut_alike(shapes) if keeps is None else keeps
     found = Sample(call, shapes, values, keeps=keeps)
     tensors = [t.requires_grad_(t.is_floating_point() or t.is_complex()) for t in found.tensors()]
     results = call(*tensors)
@@ -155,7 +173,7 @@ def _add_unary() -> None:
     for kind, names in _UNARY.items():
         for name in names.split():
             for function in functions_named([name]):
-                _add(name, _sample(function, (_SHAPE,), kind, keeps=("chunk(0)",)))
+                _add(name, _sample(function, (_SHAPE,), kind))
             for function in _in_place_functions(name):
                 _add(f"{name}_", _sample(_in_place(function), (_SHAPE,), kind))
     for name in ("acosh", "arccosh"):
@@ -206,7 +224,7 @@ def _add_with_arguments() -> None:
         _sample(_Tensor.where, ((4, 3), (3,), ()), ("real", "truth", "real")),
         _sample(lambda c, x: torch.where(c, x, 1.0), ((4, 3), (3,)), ("truth", "real")),
         _sample(lambda c, x: torch.where(c, 2, x), ((3,), (4, 3)), ("truth", "bits")),
-        _sample(torch.where, ((5,),), "ties"),  # which looks for indices
+        _sample(torch.where, ((5,),), "ties", keeps=()),  # which looks for indices
     )
     for function in (torch.polygamma, _special.polygamma):
         _add("polygamma", _sample(partial(function, 1), (_SHAPE,), "positive"))
@@ -221,7 +239,16 @@ def _add_with_arguments() -> None:
         ((4, 3), ()),
         ((), (1,)),
     ):
-        _add("prelu", _sample(F.prelu, shapes))
+        keeps = ("chunk(0)" if shapes[0] else "replicate()", "replicate()")
+        _add("prelu", _sample(F.prelu, shapes, keeps=keeps))
+
+
+def _add_pending() -> None:
+    """Linear functions send nothing of a pending sum, nor add it up."""
+    for operands, names in _LINEAR.items():
+        for name in names.split():
+            for function in functions_named([name]):
+                _add(name, _sample(function, ((4, 3),) * len(operands), "real", operands))
 
 
 # What functions are called with beyond tensors, and what operators come to.
@@ -321,7 +348,29 @@ _EXTRA_IN_PLACE: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]
 _add_unary()
 _add_binary()
 _add_with_arguments()
+_add_pending()
 for _name, _call, _shapes, _values in _EXTRA:
     _add(_name, _sample(_call, _shapes, _values))
 for _name, _call, _shapes, _values in _EXTRA_IN_PLACE:
     _add(_name, _sample(_in_place(_call), _shapes, _values))
+
+# Conversions are no functions with rules: the class does them on local tensors. Each addend of a
+# pending sum is rounded by itself, so that halves are made of numbers that need no rounding.
+_CONVERTING: dict[Values, str] = {
+    "positive": "bool byte cdouble cfloat char clone contiguous double float int long short",
+    "whole": "bfloat16 half",
+}
+CONVERSIONS: dict[str, list[Sample]] = {
+    **{
+        name: [_sample(getattr(_Tensor, name), (_SHAPE,), kind)]
+        for kind, names in _CONVERTING.items()
+        for name in names.split()
+    },
+    "to": [
+        _sample(lambda x: x.to(torch.float32), (_SHAPE,)),
+        _sample(lambda x: x.to(torch.int32, copy=True), (_SHAPE,)),
+        _sample(lambda x, y: x.to(y), (_SHAPE, _SHAPE), ("bits", "real")),
+    ],
+    "type": [_sample(lambda x: x.type(torch.float32), (_SHAPE,))],
+    "type_as": [_sample(lambda x, y: x.type_as(y), (_SHAPE, (5,)), ("real", "complex"))],
+}

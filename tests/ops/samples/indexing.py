@@ -32,8 +32,8 @@ EMBEDDINGS: dict[str, list[Sample]] = {
             ((8, 4), (7, 5)),
             values=("bits", "real"),
             keeps=(ROWS, ROWS),
-            # Everybody's counts and row numbers, and at most 7 rows to each other rank.
-            most_bytes=4 * 3 * 5 * 8 + 4 * 7 * 8 + 4 * 7 * 5 * 8,
+            # How many rows of whom, told to all; 14 rows of others: their numbers, and they.
+            most_bytes=4 * 3 * 5 * 8 + 14 * 8 + 14 * 5 * 8,
         ),
         Sample(F.embedding, ((), (7, 5)), values=("bits", "real")),
         Sample(F.embedding, ((2, 0), (7, 5)), values=("bits", "real")),
@@ -142,7 +142,9 @@ LOOK_UPS: dict[str, list[Sample]] = {
         ),
         Sample(lambda x, i: torch.take_along_dim(x, i), ((3, 7), (2,)), values=X_IDS),
     ],
-    "take_along": [Sample(lambda x, i: take_along(x, i, 0), ((7, 1), (4, 3)), values=X_IDS)],
+    "take_along": [
+        Sample(lambda x, i: take_along(x, i, 0), ((7, 1), (4, 3)), values=X_IDS, keeps=(ROWS, ALL))
+    ],
     "take_at": [
         Sample(lambda x, i: x[i], ((7, 3), (2, 2)), values=X_IDS, keeps=(ROWS, ALL)),
         Sample(lambda x, i: x[:, -i], ((3, 7, 2), (4,)), values=X_IDS, keeps=(COLUMNS, ALL)),
@@ -230,16 +232,22 @@ WRITES: dict[str, list[Sample]] = {
         ),
     ],
     "index_add_": [
-        Sample(_changed(lambda x, v: x.index_add_(1, PLACES, v)), ((3, 7), (3, 4))),
+        Sample(
+            _changed(lambda x, v: x.index_add_(1, PLACES, v)), ((3, 7), (3, 4)), keeps=(ROWS, ROWS)
+        ),
     ],
     "index_copy": [
-        Sample(lambda x, v: torch.index_copy(x, -1, PLACES, v), ((3, 7), (3, 4))),
+        Sample(
+            lambda x, v: torch.index_copy(x, -1, PLACES, v), ((3, 7), (3, 4)), keeps=(ROWS, ROWS)
+        ),
         Sample(lambda x, v: torch.index_copy(x, 0, PLACES[:1], v), ((7,), ())),
         Sample(lambda x, v: torch.index_copy(x, 0, torch.tensor(4), v), ((7,), ())),
         Sample(lambda x, v: torch.index_copy(x, 0, torch.tensor(0), v), ((), (1,))),
     ],
     "index_copy_": [
-        Sample(_changed(lambda x, v: x.index_copy_(1, PLACES, v)), ((3, 7), (3, 4))),
+        Sample(
+            _changed(lambda x, v: x.index_copy_(1, PLACES, v)), ((3, 7), (3, 4)), keeps=(ROWS, ROWS)
+        ),
         Sample(_changed(lambda x, v: x.index_copy_(0, PLACES[:1], v)), ((7,), ())),
     ],
     "index_fill": [
@@ -247,7 +255,10 @@ WRITES: dict[str, list[Sample]] = {
     ],
     "index_fill_": [
         Sample(
-            _changed(lambda x, i, v: x.index_fill_(0, i, v)), ((7, 3), (4,), ()), values=X_IDS_V
+            _changed(lambda x, i, v: x.index_fill_(0, i, v)),
+            ((7, 3), (4,), ()),
+            values=X_IDS_V,
+            keeps=(ROWS, ALL, ALL),
         ),
     ],
     "scatter": [
@@ -260,7 +271,9 @@ WRITES: dict[str, list[Sample]] = {
         Sample(lambda x, i: torch.scatter(x, 1, i, 1.5), ((3, 7), (0,)), values=X_IDS),
     ],
     "scatter_": [
-        Sample(_changed(lambda x, v: x.scatter_(1, ASIDE, v)), ((3, 7), (3, 4))),
+        Sample(
+            _changed(lambda x, v: x.scatter_(1, ASIDE, v)), ((3, 7), (3, 4)), keeps=(ROWS, ROWS)
+        ),
         Sample(_changed(lambda x, i: x.scatter_(0, i, 1.5)), ((3, 7), (2, 0, 1)), values=X_IDS),
     ],
     "scatter_add": [
@@ -282,6 +295,7 @@ WRITES: dict[str, list[Sample]] = {
             ((7, 5), (6, 3), (7, 4)),
             values=X_IDS_V,
             has_grad=False,
+            keeps=(ROWS, ALL, ALL),
         ),
     ],
     "scatter_reduce": [
@@ -289,6 +303,7 @@ WRITES: dict[str, list[Sample]] = {
             lambda x, i, v: torch.scatter_reduce(x, 1, i, v, "prod"),
             ((3, 7), (3, 8), (3, 8)),
             values=X_IDS_V,
+            keeps=(ROWS, ROWS, ROWS),
         ),
         Sample(
             lambda x, i, v: x.scatter_reduce(1, i, v, "mean", include_self=False),
@@ -301,6 +316,7 @@ WRITES: dict[str, list[Sample]] = {
             _changed(lambda x, i, v: x.scatter_reduce_(1, i, v, "amax")),
             ((3, 7), (3, 8), (3, 8)),
             values=X_IDS_V,
+            keeps=(ROWS, ROWS, ROWS),
         ),
     ],
 }

@@ -44,7 +44,9 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x, y: torch.dstack([x, y]), (_SHAPE, (4, 3, 1)), keeps=_ROWS * 2),
         Sample(lambda x, y: torch.dstack([x, y]), ((3,), (1, 3))),
     ],
-    "column_stack": [Sample(lambda x, y: torch.column_stack([x, y]), ((4,), (4, 2)))],
+    "column_stack": [
+        Sample(lambda x, y: torch.column_stack([x, y]), ((4,), (4, 2)), keeps=_ROWS * 2)
+    ],
     "block_diag": [
         Sample(torch.block_diag, ((4, 3), (2, 3)), keeps=_ROWS * 2),
         Sample(torch.block_diag, ((3,), (), (2, 2))),
@@ -105,7 +107,9 @@ SAMPLES: dict[str, list[Sample]] = {
             for mode in ("reflect", "replicate", "circular")
         ),
     ],
-    "constant_pad_nd": [Sample(lambda x: torch.constant_pad_nd(x, (1, 0, 2, 1), 3), ((4, 3),))],
+    "constant_pad_nd": [
+        Sample(lambda x: torch.constant_pad_nd(x, (1, 0, 2, 1), 3), ((4, 3),), keeps=_ROWS)
+    ],
     "tril": [
         Sample(torch.tril, ((8, 6),), keeps=_ROWS),
         Sample(lambda x: x.tril(diagonal=-1), ((2, 4, 5),), keeps=_COLUMNS),
@@ -145,19 +149,27 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
     ],
     "diagonal_scatter": [
-        Sample(torch.diagonal_scatter, ((5, 4), (4,))),
+        Sample(
+            torch.diagonal_scatter,
+            ((5, 4), (4,)),
+            keeps=("chunk(0, sizes=[2, 1, 1, 1])", "chunk(0, sizes=[2, 1, 1, 0])"),
+        ),
         Sample(lambda x, y: x.diagonal_scatter(y, -1, 2, 0), ((4, 2, 3), (2, 2))),
     ],
     "meshgrid": [
-        Sample(lambda x, y: torch.meshgrid(x, y, indexing="ij"), ((4,), (3,))),
+        Sample(
+            lambda x, y: torch.meshgrid(x, y, indexing="ij"),
+            ((4,), (3,)),
+            keeps=("chunk(0)", "replicate()"),
+        ),
         Sample(lambda *xs: torch.meshgrid(list(xs), indexing="xy"), ((4,), (), (2,))),
     ],
     "kron": [
-        Sample(torch.kron, ((3, 2), (2, 4))),
+        Sample(torch.kron, ((3, 2), (2, 4)), keeps=("chunk(0)", "replicate()")),
         Sample(torch.kron, ((3,), (2, 2))),
     ],
     "glu": [
-        Sample(F.glu, ((4, 6),)),
+        Sample(F.glu, ((4, 6),), keeps=_ROWS),
         Sample(lambda x: F.glu(x, 0), ((6, 3),)),
     ],
 }

@@ -10,13 +10,22 @@ from torch.nn import functional as F
 from shardwise.testing import Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.testing.op_check import Values
 
 _ROWS, _COLUMNS, _ALL = "chunk(0)", "chunk(1)", "replicate()"
 _TWO = ((4, 6), (4, 6))
-_SUM = 12 * 8  # bytes of a number that 4 ranks exchange, at most
+_SUM = 6 * 8  # bytes that 4 ranks send to add up a number
 _TARGETS = torch.tensor([3, 0, -100, 5, 2, 1, -100, 4])
 _CLASSES: tuple[Values, ...] = ("real", "bits")  # which has 0 to 6
+
+
+def _summed(call: Callable[..., Any], *more: tuple[int, ...], values: Values = "real") -> Sample:
+    """Of two matrices and more, cut alike; what has no rows is everywhere."""
+    shapes = (*_TWO, *more)
+    keeps = tuple(_ROWS if shape[0] == _TWO[0][0] else _ALL for shape in shapes)
+    return Sample(call, shapes, values, keeps=keeps, most_bytes=_SUM)
 
 
 def _signs(x: Any) -> Any:
@@ -40,7 +49,7 @@ SAMPLES: dict[str, list[Sample]] = {
             ((8, 7), (8,)),
             _CLASSES,
             keeps=("grid([2, 1], ranks=[[0, 1], [2, 3]])", "grid([2], ranks=[[0, 1], [2, 3]])"),
-            most_bytes=2 * _SUM,
+            most_bytes=2 * 4 * 8,
         ),
         Sample(
             lambda x, w: F.cross_entropy(x, _TARGETS, w.detach(), label_smoothing=0.2),
@@ -83,17 +92,17 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x, y: F.mse_loss(x, y, reduction="none"), _TWO, keeps=(_ROWS, _ROWS)),
     ],
     "mse_loss": [
-        Sample(F.mse_loss, _TWO, keeps=(_ROWS, _ROWS), most_bytes=_SUM),
+        _summed(F.mse_loss),
         Sample(
             lambda x, y, w: F.mse_loss(x, y, weight=w),  # type: ignore[call-arg]  # stubs are behind
             (*_TWO, (4, 6)),
             "positive",
         ),
     ],
-    "l1_loss": [Sample(lambda x, y: F.l1_loss(x, y, reduction="sum"), _TWO)],
-    "smooth_l1_loss": [Sample(lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), _TWO)],
+    "l1_loss": [_summed(lambda x, y: F.l1_loss(x, y, reduction="sum"))],
+    "smooth_l1_loss": [_summed(lambda x, y: F.smooth_l1_loss(x, y, beta=0.5))],
     "huber_loss": [
-        Sample(lambda x, y: F.huber_loss(x, y, delta=0.5), _TWO),
+        _summed(lambda x, y: F.huber_loss(x, y, delta=0.5)),
         Sample(
             lambda x, y, w: F.huber_loss(x, y, weight=w),  # type: ignore[call-arg]  # stubs are behind
             (*_TWO, (4, 6)),
@@ -101,39 +110,36 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
     ],
     "binary_cross_entropy": [
-        Sample(
-            lambda x, y, w: F.binary_cross_entropy(x, y.detach(), w.detach()),
-            (*_TWO, (6,)),
-            "unit",
-            keeps=(_ROWS, _ROWS, _ALL),
-            most_bytes=_SUM,
+        _summed(
+            lambda x, y, w: F.binary_cross_entropy(x, y.detach(), w.detach()), (6,), values="unit"
         ),
     ],
     "binary_cross_entropy_with_logits": [
-        Sample(
+        _summed(
             lambda x, y, w, p: F.binary_cross_entropy_with_logits(
                 x, y, w.detach(), pos_weight=p.detach()
             ),
-            (*_TWO, (6,), (6,)),
-            "unit",
+            (6,),
+            (6,),
+            values="unit",
         ),
     ],
     "kl_div": [
-        Sample(lambda x, y: F.kl_div(x, y, reduction="batchmean"), _TWO, "unit"),
-        Sample(lambda x, y: F.kl_div(x, y, reduction="sum", log_target=True), _TWO, "unit"),
+        _summed(lambda x, y: F.kl_div(x, y, reduction="batchmean"), values="unit"),
+        _summed(lambda x, y: F.kl_div(x, y, reduction="sum", log_target=True), values="unit"),
     ],
-    "poisson_nll_loss": [Sample(lambda x, y: F.poisson_nll_loss(x, y.detach()), _TWO, "unit")],
+    "poisson_nll_loss": [_summed(lambda x, y: F.poisson_nll_loss(x, y.detach()), values="unit")],
     "gaussian_nll_loss": [
-        Sample(F.gaussian_nll_loss, (*_TWO, (4, 1)), "unit"),
+        _summed(F.gaussian_nll_loss, (4, 1), values="unit"),
         Sample(lambda x, y: F.gaussian_nll_loss(x, y, 0.5, full=True), _TWO),
     ],
-    "soft_margin_loss": [Sample(lambda x, y: F.soft_margin_loss(x, _signs(y)), _TWO)],
-    "hinge_embedding_loss": [Sample(lambda x, y: F.hinge_embedding_loss(x, _signs(y)), _TWO)],
+    "soft_margin_loss": [_summed(lambda x, y: F.soft_margin_loss(x, _signs(y)))],
+    "hinge_embedding_loss": [_summed(lambda x, y: F.hinge_embedding_loss(x, _signs(y)))],
     "margin_ranking_loss": [
-        Sample(lambda x, y, t: F.margin_ranking_loss(x, y, _signs(t), 0.1), (*_TWO, (4, 6)))
+        _summed(lambda x, y, t: F.margin_ranking_loss(x, y, _signs(t), 0.1), (4, 6))
     ],
     "multilabel_soft_margin_loss": [
-        Sample(lambda x, y, w: F.multilabel_soft_margin_loss(x, (y > 0) * 1.0, w), (*_TWO, (6,)))
+        _summed(lambda x, y, w: F.multilabel_soft_margin_loss(x, (y > 0) * 1.0, w), (6,))
     ],
     "cosine_similarity": [
         Sample(F.cosine_similarity, _TWO, keeps=(_ROWS, _ROWS)),
@@ -141,9 +147,9 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "pairwise_distance": [Sample(F.pairwise_distance, _TWO, keeps=(_ROWS, _ROWS))],
     "cosine_embedding_loss": [
-        Sample(lambda x, y, t: F.cosine_embedding_loss(x, y, _signs(t), 0.1), (*_TWO, (4,)))
+        _summed(lambda x, y, t: F.cosine_embedding_loss(x, y, _signs(t), 0.1), (4,))
     ],
     "triplet_margin_loss": [
-        Sample(lambda x, y, z: F.triplet_margin_loss(x, y, z, swap=True), (*_TWO, (4, 6)))
+        _summed(lambda x, y, z: F.triplet_margin_loss(x, y, z, swap=True), (4, 6))
     ],
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Rows of x over one axis of a 2 x 2 mesh, columns of w over the other.
 X_GRID, W_GRID = "grid([2, 1], ranks=[[0, 1], [2, 3]])", "grid([1, 2], ranks=[[0, 2], [1, 3]])"
 ROWS, COLUMNS, ALL = "chunk(0)", "chunk(1)", "replicate()"
+ADDED = 6 * 8  # bytes that 4 ranks send to add up a number
 
 
 def _einsum(equation: str) -> Callable[..., torch.Tensor]:
@@ -43,7 +44,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(torch.Tensor.matmul, ((2, 1, 4, 3), (3, 3, 2)), keeps=("chunk(2)", ALL)),
         Sample(torch.linalg.matmul, ((6,), (2, 6, 3))),
         Sample(lambda x, w: torch.matmul(input=x, other=w), ((2, 4, 6), (6,))),
-        Sample(torch.matmul, ((6,), (6,)), keeps=(ROWS, ROWS), most_bytes=48),
+        Sample(torch.matmul, ((7,), (7,)), keeps=(ROWS, ROWS), most_bytes=ADDED),
         Sample(torch.matmul, ((4, 0), (0, 5))),
         Sample(torch.matmul, ((0, 4), (4, 5)), keeps=(ALL, COLUMNS)),
         Sample(torch.matmul, ((2, 3), (3, 2)), values="complex"),
@@ -59,8 +60,11 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(torch.bmm, ((3, 4, 2), (3, 2, 5)), keeps=("chunk(2)", COLUMNS)),
     ],
     "mv": [Sample(torch.mv, ((4, 6), (6,)), keeps=(ROWS, ALL))],
-    "dot": [Sample(torch.dot, ((7,), (7,)), keeps=(ROWS, ROWS), most_bytes=48)],
-    "vdot": [Sample(torch.vdot, ((5,), (5,)), values="complex")],
+    "dot": [Sample(torch.dot, ((7,), (7,)), keeps=(ROWS, ROWS), most_bytes=ADDED)],
+    "vdot": [
+        Sample(torch.vdot, ((5,), (5,)), values="complex"),
+        Sample(torch.vdot, ((7,), (7,)), keeps=(ROWS, ROWS), most_bytes=ADDED),
+    ],
     "outer": [
         Sample(torch.outer, ((4,), (5,)), keeps=(ROWS, ALL)),
         Sample(torch.ger, ((4,), (5,)), keeps=(ALL, ROWS)),
@@ -71,8 +75,16 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(torch.inner, ((), ())),
     ],
     "tensordot": [
-        Sample(lambda x, w: torch.tensordot(x, w, dims=2), ((2, 3, 4), (3, 4, 5))),
-        Sample(lambda x, w: torch.tensordot(x, w, ([0, -1], [1, 0])), ((2, 3, 4), (4, 2))),
+        Sample(
+            lambda x, w: torch.tensordot(x, w, dims=2),
+            ((2, 3, 4), (3, 4, 5)),
+            keeps=("chunk(2)", COLUMNS),
+        ),
+        Sample(
+            lambda x, w: torch.tensordot(x, w, ([0, -1], [1, 0])),
+            ((2, 3, 4), (4, 2)),
+            keeps=(COLUMNS, ALL),
+        ),
         Sample(lambda x, w: torch.tensordot(x, w, dims=1), ((2, 1), (3, 2))),
     ],
     "vecdot": [
@@ -101,8 +113,12 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda c, a, b: c.addmm(mat2=b, mat1=a, beta=2), ((), (3, 0), (0, 2))),
     ],
     "addmv": [
-        Sample(lambda c, a, b: torch.addmv(c, a, b, alpha=2), ((4,), (4, 6), (6,))),
-        Sample(torch.addmv, ((), (4, 6), (6,))),
+        Sample(
+            lambda c, a, b: torch.addmv(c, a, b, alpha=2),
+            ((4,), (4, 6), (6,)),
+            keeps=(ROWS, ROWS, ALL),
+        ),
+        Sample(torch.addmv, ((), (4, 6), (6,)), keeps=(ALL, COLUMNS, ROWS)),
         Sample(torch.addmv, ((1,), (4, 6), (6,))),
     ],
     "addr": [Sample(torch.addr, ((4, 5), (4,), (5,)), keeps=(ROWS, ROWS, ALL))],
@@ -114,11 +130,15 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(torch.baddbmm, ((3, 4, 5), (3, 4, 2), (3, 2, 5)), keeps=(ROWS, ROWS, ROWS)),
         Sample(lambda c, a, b: torch.baddbmm(c, a, b, beta=2), ((4, 1), (3, 4, 2), (3, 2, 5))),
     ],
-    "addmm_": [Sample(_in_place("addmm_"), ((4, 5), (4, 6), (6, 5)))],
-    "addmv_": [Sample(_in_place("addmv_"), ((4,), (4, 6), (6,)))],
-    "addr_": [Sample(_in_place("addr_"), ((4, 5), (4,), (5,)))],
-    "addbmm_": [Sample(_in_place("addbmm_"), ((4, 5), (3, 4, 2), (3, 2, 5)))],
-    "baddbmm_": [Sample(_in_place("baddbmm_"), ((3, 4, 5), (3, 4, 2), (3, 2, 5)))],
+    "addmm_": [Sample(_in_place("addmm_"), ((4, 5), (4, 6), (6, 5)), keeps=(ROWS, ROWS, ALL))],
+    "addmv_": [Sample(_in_place("addmv_"), ((4,), (4, 6), (6,)), keeps=(ROWS, ROWS, ALL))],
+    "addr_": [Sample(_in_place("addr_"), ((4, 5), (4,), (5,)), keeps=(ROWS, ROWS, ALL))],
+    "addbmm_": [
+        Sample(_in_place("addbmm_"), ((4, 5), (3, 4, 2), (3, 2, 5)), keeps=(ROWS, COLUMNS, ALL))
+    ],
+    "baddbmm_": [
+        Sample(_in_place("baddbmm_"), ((3, 4, 5), (3, 4, 2), (3, 2, 5)), keeps=(ROWS,) * 3)
+    ],
     "einsum": [
         Sample(_einsum("bk,nk->bn"), ((4, 6), (5, 6)), keeps=(COLUMNS, COLUMNS)),
         Sample(_einsum("bqhd,bkhd->bhqk"), ((2, 3, 4, 2), (2, 5, 4, 2)), keeps=("chunk(2)",) * 2),

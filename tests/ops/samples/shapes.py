@@ -69,7 +69,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "broadcast_tensors": [
         Sample(torch.broadcast_tensors, ((4, 1), (3,)), keeps=(ROWS, ROWS)),
     ],
-    "atleast_1d": _each(torch.atleast_1d, shape=()) + _each(torch.atleast_1d, shape=(3,)),
+    "atleast_1d": [
+        Sample(torch.atleast_1d, ((),)),
+        Sample(torch.atleast_1d, ((3,),), keeps=(ROWS,)),
+    ],
     "atleast_2d": [
         Sample(lambda *xs: torch.atleast_2d(xs), ((4,), ()), keeps=(ROWS, "on_rank(1)"))
     ],
