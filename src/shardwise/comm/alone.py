@@ -11,9 +11,9 @@ from shardwise.errors import ArgumentValueError
 
 if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, Flight
+    from shardwise.comm.marks import Mark
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
-    from shardwise.transfer import TransferPlan
 
 __all__ = ["ALONE", "Alone"]
 
@@ -33,10 +33,7 @@ class Alone:
         self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
 
-    def begin(self, mark: int, plan: TransferPlan) -> None:
-        """There is nobody to be told apart from."""
-
-    def flight(self) -> Flight:
+    def flight(self, mark: Mark | None = None) -> Flight:
         return _NoFlight()
 
     def apart(self, tag: int) -> Communicator:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from shardwise.comm.marks import Mark
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.comm.ranks import GroupRanks
     from shardwise.geometry import ReduceOp
-    from shardwise.transfer import TransferPlan
 
 __all__ = ["Communicator", "EarlyFlight", "Flight", "simulated_rank"]
 
@@ -76,14 +76,8 @@ class Communicator(Protocol):
     cuts: dict[tuple[Any, ...], Any]  # of `distribute`, which keeps them here; starts empty
     num_disagreements: int  # in `agree`; starts at 0
 
-    def begin(self, mark: int, plan: TransferPlan) -> None:
-        """All ranks begin an exchange; the next flights are its. [Note: marks] in `marks.py`
-
-        `plan` is that of its first tensor, for messages.
-        """
-
-    def flight(self) -> Flight:
-        """A new round of messages between pairs of ranks."""
+    def flight(self, mark: Mark | None = None) -> Flight:
+        """A new round of messages between pairs of ranks; of one exchange, they go by its mark."""
 
     def apart(self, tag: int) -> Communicator:
         """This group with flights whose messages meet only those of the same tag, if it can."""

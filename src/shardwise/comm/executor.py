@@ -104,9 +104,7 @@ def execute(
                     agreement.fail(problem)
                 members.tell(problem)  # [Note: who raised] in `watch.py`
                 raise
-            if agreement is None:
-                members.begin(known.mark, plan)
-            run_short(known.short, shards, outputs, members, agreement)
+            run_short(known.short, shards, outputs, members, known.mark, agreement)
             return outputs
     if agreement is not None:
         agreement.reach()
@@ -152,10 +150,9 @@ def start_all(
         agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     moved = [(load.plan, load.dtype) for _, lot in work.exchanges for load in lot]
-    if moved:
-        members.begin(mark_of(moved, max_bytes), moved[0][0])
+    mark = mark_of(moved, max_bytes) if moved else None
     aside = Aside(is_large=len(work.exchanges) >= _MANY)
-    left = Left(sum([len(program.rounds) for program, _ in work.exchanges]))
+    left = Left(sum([len(program.rounds) for program, _ in work.exchanges]), mark)
     try:
         flying = _overlap(
             [
@@ -349,7 +346,7 @@ def _launch(
     round_: Round, loads: Loads, members: Communicator, memory: MessageMemory, left: Left
 ) -> _Flying:
     """[Note: a round] up to where it has to wait; the round before is over."""
-    flight = members.flight()
+    flight = members.flight(left.mark)
     memory.next_round()
     staged: list[torch.Tensor | None] = []  # None: it lands where it belongs
     for message in round_.receives:

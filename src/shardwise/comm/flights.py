@@ -10,11 +10,12 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from shardwise.comm.marks import Mark
     from shardwise.comm.ranks import GroupRanks
     from shardwise.comm.roll_call import RollCall, Told
     from shardwise.comm.watch import Message, Watch
 
-__all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "PostedFlight", "as_bytes"]
+__all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "MarkedFlight", "PostedFlight", "as_bytes"]
 
 TAG = 0x5A4D  # any but 0, the tag of a user's own messages
 
@@ -72,6 +73,26 @@ class PostedFlight:
     def finish(self) -> None:
         messages, self._messages = self._messages, []
         self._watch.wait(messages)
+
+
+class MarkedFlight(PostedFlight):
+    """The same, of which the watch knows what is moved. [Note: marks] in `marks.py`"""
+
+    __slots__ = ("_mark",)
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch, mark: Mark
+    ) -> None:
+        super().__init__(group, ranks, watch, mark.tag)
+        self._mark = mark
+
+    def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        self._watch.received[peer].add(self._mark)
+        super().receive(peer, buffer)
+
+    def send(self, peer: int, buffer: torch.Tensor) -> None:
+        self._watch.sent[peer].add(self._mark)
+        super().send(peer, buffer)
 
 
 class EarlyPostedFlight(PostedFlight):

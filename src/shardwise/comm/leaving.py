@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardwise.comm.communicator import Flight
+    from shardwise.comm.marks import Mark
 
 __all__ = ["Left", "land_quietly"]
 
@@ -23,6 +24,7 @@ class Left:
     """What of an exchange this rank has yet to do."""
 
     num_rounds: int  # whose messages have not left
+    mark: Mark | None  # by which they go
     flight: Flight | None = None  # of the last one that was begun
 
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
-from shardwise.comm.flights import TAG, BatchedFlight, EarlyPostedFlight, PostedFlight
-from shardwise.comm.marks import FIRST_TAG, NUM_TAGS
+from shardwise.comm.flights import BatchedFlight, EarlyPostedFlight, MarkedFlight, PostedFlight
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
@@ -20,9 +19,9 @@ from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
 
 if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
+    from shardwise.comm.marks import Mark
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
-    from shardwise.transfer import TransferPlan
 
 __all__ = ["ProcessGroupCommunicator", "Wire", "communicator"]
 
@@ -98,8 +97,7 @@ class ProcessGroupCommunicator:
         self.exchanges: dict[tuple[Any, ...], Any] = {}
         self.cuts: dict[tuple[Any, ...], Any] = {}
         self.num_disagreements = 0
-        self._tag = TAG
-        self._is_apart = False
+        self._tag: int | None = None  # of all messages of a copy that is `apart`
         self._has_launched = False
         self._watch = Watch(group, self.ranks, self.rank)
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
@@ -117,22 +115,21 @@ class ProcessGroupCommunicator:
         """The group itself; raises once it is destroyed."""
         return self._group
 
-    def begin(self, mark: int, plan: TransferPlan) -> None:
-        if not self._is_apart:
-            number = self._watch.begin(mark, plan)
-            self._tag = FIRST_TAG + (mark + number) % NUM_TAGS
-
-    def flight(self) -> Flight:
+    def flight(self, mark: Mark | None = None) -> Flight:
         group = self._reference() or self._group  # which raises
         if self.backend == "gloo":
-            return PostedFlight(group, self.ranks, self._watch, self._tag)
+            if self._tag is not None:
+                return PostedFlight(group, self.ranks, self._watch, self._tag)
+            if mark is None:
+                return PostedFlight(group, self.ranks, self._watch)
+            return MarkedFlight(group, self.ranks, self._watch, mark)
         return BatchedFlight(group, self._meet)
 
     def apart(self, tag: int) -> Communicator:
         if self.backend != "gloo":  # only whose messages have tags
             return self
         found = copy(self)
-        found._tag, found._is_apart = tag, True
+        found._tag = tag
         return found
 
     def early_flight(self, tag: int, digest: bytes) -> EarlyFlight | None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from shardwise.comm.communicator import Communicator
+    from shardwise.comm.marks import Mark
     from shardwise.comm.short import Short
     from shardwise.transfer import RankProgram, TransferPlan
 
@@ -51,7 +52,7 @@ class RankPlan:
         # With which `usual_load` need not look at the dtype again. Never complex, of which a
         # tensor may be a conjugate view.
         self.usual_dtype: torch.dtype | None = None
-        self.mark = 0  # of an exchange of one tensor of that dtype
+        self.mark: Mark | None = None  # of an exchange of one tensor of that dtype
 
     def program(self) -> RankProgram:
         """What the rank does when the plan is carried out alone, without a cap."""

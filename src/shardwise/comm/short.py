@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardwise.comm.agreement import Agreement
     from shardwise.comm.communicator import Communicator, Flight
+    from shardwise.comm.marks import Mark
     from shardwise.geometry import ReduceOp
     from shardwise.transfer import RankProgram
     from shardwise.transfer.program import Addend, Index, PeerMessage, Place, Reduction, Round
@@ -145,13 +146,14 @@ def run_short(
     shards: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     members: Communicator,
+    mark: Mark | None,
     agreement: Agreement | None = None,
 ) -> None:
     """Fills the outputs, which are contiguous and, as the shards, where messages leave.
 
     `agreement` as in `execute`: what it is about is reached before anything else is waited for.
     """
-    left = Left(len(short.rounds))
+    left = Left(len(short.rounds), mark)
     try:
         _run_rounds(short, (shards, outputs), members, agreement, left)
     except Exception as problem:
@@ -181,7 +183,7 @@ def _run_rounds(
         if early is None or len(short.rounds) > 1:
             members = agreement.apart
     for receives, sends, copies, sums, num_copied in short.rounds:
-        flight = left.flight = members.flight() if early is None else early
+        flight = left.flight = members.flight(left.mark) if early is None else early
         landings: list[torch.Tensor] = []
         is_staged = False
         for peer, shape, spot, is_direct in receives:

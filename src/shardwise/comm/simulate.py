@@ -30,9 +30,9 @@ from shardwise.words import ranks_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from shardwise.comm.marks import Mark
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
-    from shardwise.transfer import TransferPlan
 
 __all__ = ["LinkTraffic", "SimulatedCommunicator", "Simulation", "simulate"]
 
@@ -235,10 +235,7 @@ class SimulatedCommunicator:
         group.ranks.group_rank(self.rank)
         return group
 
-    def begin(self, mark: int, plan: TransferPlan) -> None:
-        """Nothing: a simulation notices messages that do not fit."""
-
-    def flight(self) -> Flight:
+    def flight(self, mark: Mark | None = None) -> Flight:
         return _SimulatedFlight(self._world, self.rank, self.ranks, self._key)
 
     def apart(self, tag: int) -> Communicator:

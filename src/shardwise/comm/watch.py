@@ -8,8 +8,9 @@ else; if there is one, it closes its connections, which ends the wait, and raise
 Nobody looks while nobody waits: if all ranks make the same mistake, all raise and the group stays
 as it was.
 
-A rank that waits so long also writes down which exchanges it was in last, and looks whether another
-that waits too was in others ([Note: marks] in `marks.py`): then both wait in vain.
+A rank that waits so long also writes down what it has sent last, and what it waits for, and looks
+whether another that waits too has something else in the same place ([Note: marks] in `marks.py`):
+then both wait in vain.
 
 It closes them once every other rank has raised or waits in vain too, or has not come for as long
 again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
@@ -22,7 +23,7 @@ import json
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from shardwise.comm.marks import Mark
     from shardwise.comm.ranks import GroupRanks
-    from shardwise.transfer import TransferPlan
 
 __all__ = ["Message", "Watch"]
 
@@ -50,7 +51,28 @@ _LOOK = 0.5  # between two looks
 # chooses by the tag: so many in a row reach all connections.
 _TAGS = range(0x5A60, 0x5A60 + 16)
 _LONGEST = 2000  # characters of a notice
-_REMEMBERED = 8  # exchanges; ranks that follow each other are seldom further apart
+_REMEMBERED = 32  # messages of a rank to another
+
+
+class _Log:
+    """The last messages from one rank to another; both count them."""
+
+    __slots__ = ("_last", "_num_dropped")
+
+    def __init__(self) -> None:
+        self._last: list[Mark] = []
+        self._num_dropped = 0
+
+    def add(self, mark: Mark) -> None:
+        self._last.append(mark)
+        if len(self._last) > 2 * _REMEMBERED:
+            self._num_dropped += len(self._last) - _REMEMBERED
+            del self._last[:-_REMEMBERED]
+
+    def last(self) -> dict[str, tuple[int, str]]:
+        """Tag, and what was to be moved, by number, as JSON has them."""
+        first = self._num_dropped
+        return {str(first + k): (mark.tag, str(mark)) for k, mark in enumerate(self._last)}
 
 
 class Watch:
@@ -63,21 +85,14 @@ class Watch:
         self._num_raised = 0  # how often this rank has told the others
         self.has_notice = False  # whether what it has told still stands
         self._is_broken = False  # whether a connection of this rank is known to be
-        self._num_begun = 0  # exchanges
-        self._begun: deque[tuple[int, TransferPlan]] = deque(maxlen=_REMEMBERED)  # the last ones
-        self._num_written = 0  # how many had begun when they were written down
+        self.sent: dict[int, _Log] = defaultdict(_Log)  # messages to each rank
+        self.received: dict[int, _Log] = defaultdict(_Log)  # those from each that it waits for
         self._is_watched = False
         self._waits_since: float | None = None
         self._is_in_vain = False  # whether the others know that this wait is
         # Who waits holds the group, and nobody stops waiting while the watching thread looks: that
         # thread is never the last to hold a group, or its store, whose end may take minutes.
         self._lock = threading.Lock()
-
-    def begin(self, mark: int, plan: TransferPlan) -> int:
-        """An exchange begins; which one, counted on every rank."""
-        self._num_begun += 1
-        self._begun.append((mark, plan))
-        return self._num_begun
 
     def tell(self, problem: BaseException) -> None:
         """Leaves a notice for ranks that wait for this one; of what broke, they know themselves."""
@@ -157,29 +172,28 @@ class Watch:
         return next(filter(None, map(self._difference_from, self._ranks)), None)
 
     def _write_down(self) -> None:
-        if self._num_written != self._num_begun:
-            self._num_written = self._num_begun
-            listed = {number: (mark, str(plan)) for number, (mark, plan) in self._last_begun()}
-            self._write("exchanges", json.dumps(listed))
-
-    def _last_begun(self) -> list[tuple[int, tuple[int, TransferPlan]]]:
-        """By their numbers."""
-        begun = list(self._begun)
-        return list(enumerate(begun, self._num_begun - len(begun) + 1))
+        """What this rank sends and waits for, for those who wait for it."""
+        for rank in {*self.sent, *self.received}:
+            logs = self.sent[rank].last(), self.received[rank].last()
+            self._write(f"messages with {rank}", json.dumps(logs))
 
     def _difference_from(self, rank: int) -> str | None:
-        """The first exchange in which this rank was in another one than `rank`, in words."""
-        text = self._read("exchanges", rank)
-        listed = json.loads(text) if text and rank != self._rank else {}
-        for number, (mark, plan) in self._last_begun():
-            theirs, what = listed.get(str(number), (mark, ""))
-            if theirs != mark:
-                own = str(plan)
-                other = what if what != own else "the same with other owners, dtypes or max_bytes"
-                return (
-                    f"ranks do not move the same, in their exchange {number}: "
-                    f"rank {self._rank}: {own}; rank {rank}: {other}"
-                )
+        """Messages between this rank and another that never meet, since they move other things."""
+        text = self._read(f"messages with {self._rank}", rank)
+        if not text or rank == self._rank:
+            return None
+        sent, received = json.loads(text)
+        own = self.sent[rank].last(), self.received[rank].last()
+        for mine, theirs in zip(own, (received, sent), strict=True):
+            for number in sorted(mine.keys() & theirs.keys(), key=int):
+                (tag, what), (other_tag, other) = mine[number], theirs[number]
+                if tag != other_tag:
+                    if other == what:
+                        other = "the same with other owners, dtypes or max_bytes"
+                    return (
+                        f"ranks do not move the same: rank {self._rank}: {what}; "
+                        f"rank {rank}: {other}"
+                    )
         return None
 
     def _notice_of(self, rank: int) -> str | None:
