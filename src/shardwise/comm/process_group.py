@@ -12,12 +12,21 @@ import torch.distributed as dist
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import TAG, BatchedFlight, EarlyPostedFlight, PostedFlight
+from shardwise.comm.heard import is_heard, note_heard
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
-from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
+from shardwise.errors import (
+    AbsentRanksError,
+    AgreementError,
+    ArgumentValueError,
+    NotInitializedError,
+    OpError,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
     from shardwise.comm.rank_plan import RankPlan
     from shardwise.geometry import ReduceOp
@@ -140,18 +149,41 @@ class ProcessGroupCommunicator:
         reduce_scatter_single(output, mine, op=self._reduce_op(op), group=self._group)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        dist.all_reduce(tensor, op=self._reduce_op(op), group=self._group)
+        group, reduce_op = self._group, self._reduce_op(op)
+        self._finish(lambda: dist.all_reduce(tensor, op=reduce_op, group=group, async_op=True))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        dist.broadcast(tensor, group=self._group, group_src=self.ranks.group_rank(source))
+        group, at = self._group, self.ranks.group_rank(source)
+        self._finish(lambda: dist.broadcast(tensor, group=group, group_src=at, async_op=True))
+
+    def _finish(self, start: Callable[[], dist.Work | None]) -> None:
+        """Waits for a collective as for messages: one of gloo's ends if a rank has raised."""
+        is_watched = self.backend == "gloo"
+        if is_watched and self._watch.has_notice:
+            self._watch.comes()
+        try:
+            work = start()
+        except RuntimeError as error:
+            self._watch.explain(error)
+            raise
+        if is_watched:
+            self._watch.wait(((self.rank, work),))
+        elif work is not None:
+            work.wait()
 
     def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         if len(self.ranks) == 1:
             return [digest]
-        return self._roll_call.compare(self._group, digest, timeout=timeout)
+        found = self._roll_call.compare(self._group, digest, timeout=timeout)
+        if self._watch.has_notice:  # all ranks have come here, so that nobody waits because of it
+            self._watch.comes()
+        return found
 
     def tell(self, problem: Exception) -> None:
-        self._watch.tell(problem)
+        is_of_others = isinstance(problem, AgreementError | AbsentRanksError)
+        if not is_of_others and not is_heard(problem, self.ranks, "a notice"):
+            note_heard(problem, self.ranks, "a notice")
+            self._watch.tell(problem)
 
     def gather_objects(self, value: object) -> list[object]:
         gathered: list[object] = [None] * len(self.ranks)
