@@ -95,6 +95,7 @@ def to_agree_on(
             return None
         if len(group.ranks) > 1 and not is_known:
             group.tell(problem)  # [Note: who raised] in `watch.py`
+            note_heard(problem, group.ranks, "a notice")
         raise problem
     agreement = Agreement(what, values, group, problem, phrases)
     if problem is not None:
