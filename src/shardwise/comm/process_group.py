@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -149,27 +150,26 @@ class ProcessGroupCommunicator:
         reduce_scatter_single(output, mine, op=self._reduce_op(op), group=self._group)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        group, reduce_op = self._group, self._reduce_op(op)
-        self._finish(lambda: dist.all_reduce(tensor, op=reduce_op, group=group, async_op=True))
+        reduce_op = self._reduce_op(op)
+        self._carry_out(partial(dist.all_reduce, tensor, op=reduce_op, group=self._group))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        group, at = self._group, self.ranks.group_rank(source)
-        self._finish(lambda: dist.broadcast(tensor, group=group, group_src=at, async_op=True))
+        at = self.ranks.group_rank(source)
+        self._carry_out(partial(dist.broadcast, tensor, group=self._group, group_src=at))
 
-    def _finish(self, start: Callable[[], dist.Work | None]) -> None:
-        """Waits for a collective as for messages: one of gloo's ends if a rank has raised."""
-        is_watched = self.backend == "gloo"
-        if is_watched and self._watch.has_notice:
+    def _carry_out(self, collective: Callable[..., dist.Work | None]) -> None:
+        """Waits for a collective of gloo as for messages: it ends if a rank has raised instead."""
+        if self.backend != "gloo":
+            collective()
+            return
+        if self._watch.has_notice:
             self._watch.comes()
         try:
-            work = start()
+            work = collective(async_op=True)
         except RuntimeError as error:
             self._watch.explain(error)
             raise
-        if is_watched:
-            self._watch.wait(((self.rank, work),))
-        elif work is not None:
-            work.wait()
+        self._watch.wait(((self.rank, work),))
 
     def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         if len(self.ranks) == 1:
