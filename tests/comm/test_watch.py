@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
+from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,16 @@ import shardwise
 from shardwise import sharded_tensor
 from shardwise._torch_compat import HashStore
 from shardwise.comm import communicator, executor, short, watch
+from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.marks import mark_of
 from shardwise.comm.ranks import GroupRanks
-from shardwise.errors import AgreementError
+from shardwise.errors import AbsentRanksError, AgreementError, OpError
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shardwise.comm.checks import CheckMode
 
 
 def _outcome(run: Callable[[], object]) -> str:
@@ -320,6 +325,166 @@ def test_those_who_wait_for_a_rank_whose_backward_raised_are_told_why(call: str)
     results = shardwise.run_local(_one_rank_raises_in_backward, 3, call)
     assert results[1] == "ValueError: no such gradient"
     _check_told(results)
+
+
+def _one_rank_is_wrong_in(rank: int, call: str, mode: CheckMode) -> str:
+    """Rank 1 makes the call with another argument than the others."""
+    is_wrong = rank == 1
+    x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+    columns: Any = sharded_tensor.ones(shardwise.chunk(1), 6, 4)
+    wrong: Any = "wrong"
+
+    def hooked() -> None:
+        def raises(_: Any) -> None:
+            if is_wrong:
+                raise ValueError("no such gradient")
+
+        leaf: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4, requires_grad=True)
+        moved: Any = shardwise.reshard(leaf, shardwise.chunk(1))
+        moved.register_hook(raises)
+        moved.full_tensor().sum().backward()  # of a plain tensor
+
+    calls: dict[str, Callable[[], object]] = {
+        "full_tensor": lambda: x.full_tensor(grad=wrong if is_wrong else "same"),
+        "reshard": lambda: shardwise.reshard(torch.ones(6, 4) if is_wrong else x, columns),
+        "reshard of a group": lambda: shardwise.reshard(
+            x, columns, process_group=wrong if is_wrong else None
+        ),
+        "allclose": lambda: torch.allclose(x, torch.ones(3) if is_wrong else columns),
+        "copy_": lambda: x.copy_(wrong if is_wrong else columns),
+        "sum": lambda: x.sum(dim=7 if is_wrong else 0),
+        "matmul": lambda: x @ (torch.ones(7, 7) if is_wrong else torch.ones(4, 4)),
+        "backward": hooked,
+    }
+
+    def run() -> None:
+        calls[call]()
+        x.full_tensor()  # for ranks that had only to send
+
+    with shardwise.set_check(mode, timeout=20):
+        outcome = _outcome(run)
+        if mode == "debug":  # where the group survives
+            assert x.full_tensor().shape == (6, 4)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "full_tensor",
+        "reshard",
+        "copy_",
+        "sum",
+        "backward",
+        pytest.param("reshard of a group", marks=pytest.mark.long),
+        pytest.param("matmul", marks=pytest.mark.long),
+    ],
+)
+def test_those_who_wait_for_a_rank_with_a_wrong_argument_are_told_why(call: str) -> None:
+    _check_told(shardwise.run_local(_one_rank_is_wrong_in, 3, call, "always"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["full_tensor", "reshard", "allclose", "copy_", "sum", "backward"],
+)
+def test_under_debug_a_wrong_argument_of_one_rank_raises_on_all(call: str) -> None:
+    results = shardwise.run_local(_one_rank_is_wrong_in, 3, call, "debug")
+    assert not results[1].startswith("AgreementError")
+    for rank in (0, 2):
+        assert results[rank].startswith("AgreementError")
+        assert f"failed on other ranks: rank 1: {results[1]}"[:120] in results[rank]
+
+
+def test_ranks_that_others_miss_in_a_comparison_are_named() -> None:
+    def run(rank: int, call: str) -> None:
+        x = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+        other: Any = 3 if rank == 1 else x * 1
+        generator = None if rank == 1 else torch.Generator()
+        calls: dict[str, Callable[[], object]] = {
+            "equal": lambda: torch.equal(x, other),
+            "generator": lambda: torch.nn.init.normal_(x, generator=generator),
+        }
+        shardwise.sharded_tensor.rand(shardwise.chunk(0), 3)  # the first random call is an exchange
+        with shardwise.set_check("always", timeout=1):
+            if rank != 1:
+                with pytest.raises(AbsentRanksError, match="rank 1 did not come"):
+                    calls[call]()
+            else:  # which torch refuses before it asks us; and one that is no mistake
+                with suppress(TypeError):
+                    calls[call]()
+                with pytest.raises((AbsentRanksError, RuntimeError)):
+                    x.full_tensor()
+
+    for call in ("equal", "generator"):
+        shardwise.run_local(run, 3, call)
+
+
+def test_one_rank_may_ask_what_others_do_not() -> None:
+    """It is refused, and tells nobody of that: the group is as it was."""
+
+    def run(rank: int) -> None:
+        watch._PATIENCE = 0.2
+        x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+        told = x._state.comm._watch
+        if rank == 1:
+            for ask in (x.numpy, x.tolist, x.data_ptr, lambda: bool(x), lambda: copy(x * 1).nope):
+                with pytest.raises((OpError, AttributeError)):
+                    ask()
+            assert not hasattr(x, "__cuda_array_interface__")
+            assert (x == "wrong") is False
+            assert len(x) == 6
+            assert not told.has_notice
+            time.sleep(1.5)
+        assert torch.equal(x.full_tensor(), torch.ones(6, 4))
+        watch._PATIENCE = 5.0
+
+    shardwise.run_local(run, 2)
+
+
+def test_an_exception_is_told_once() -> None:
+    def run(rank: int) -> None:
+        x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+        told = x._state.comm._watch
+        if rank == 1:
+            with pytest.raises(IndexError), heard_by_all("outer", x._state.comm):
+                torch.nn.functional.normalize(x, dim=7)  # several functions, one in another
+            assert (told._num_raised, told.has_notice) == (1, True)
+            with pytest.raises(AgreementError), heard_by_all("outer", x._state.comm):
+                raise AgreementError("another rank failed")
+            assert told._num_raised == 1
+        assert torch.equal(x, x * 1)  # where all have come, it is over
+        assert not told.has_notice
+
+    shardwise.run_local(run, 2)
+
+
+def test_the_same_wrong_calls_on_all_ranks_leave_the_group_as_it_was() -> None:
+    def run(rank: int) -> None:
+        watch._PATIENCE = 0.2
+        x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+        calls: list[Callable[[], object]] = [
+            lambda: x.full_tensor(grad="wrong"),
+            lambda: shardwise.reshard(torch.ones(6, 4), shardwise.chunk(1)),
+            lambda: torch.allclose(x, torch.ones(3)),
+            lambda: x.copy_("wrong"),
+            lambda: x.sum(dim=7),
+            lambda: x @ torch.ones(7, 7),
+            lambda: torch.nn.init.normal_(x, generator="wrong"),  # type: ignore[arg-type]  # wrong on purpose
+        ]
+        modes: tuple[CheckMode, ...] = ("always", "debug")
+        for mode in modes:
+            with shardwise.set_check(mode, timeout=20):
+                for call in calls:
+                    with pytest.raises((TypeError, ValueError, IndexError, RuntimeError)) as found:
+                        call()
+                    assert not isinstance(found.value, AgreementError)
+                    if mode == "always" and rank == 1 and call is calls[0]:
+                        time.sleep(1.5)  # one comes late
+                    assert torch.equal(x.full_tensor(), torch.ones(6, 4))
+        watch._PATIENCE = 5.0
+
+    shardwise.run_local(run, 2)
 
 
 def test_the_same_mistake_on_all_ranks_leaves_the_group_as_it_was() -> None:

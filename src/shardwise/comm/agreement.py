@@ -15,6 +15,7 @@ import torch
 
 from shardwise.comm.checks import check_timeout, should_check
 from shardwise.comm.fingerprint import identity, shown
+from shardwise.comm.heard import is_heard, note_heard
 from shardwise.comm.tracing import is_watched, recorded
 from shardwise.errors import AbsentRanksError, AgreementError
 from shardwise.geometry import Layout
@@ -33,6 +34,7 @@ __all__ = [
     "by_rank",
     "explain",
     "heard_by_all",
+    "tell_all",
     "to_agree_on",
 ]
 
@@ -87,11 +89,13 @@ def to_agree_on(
     What comes next is prepared before, or even sent, see `Agreement.flight`. A `problem` is raised
     here.
     """
-    if len(group.ranks) == 1 or not should_check(hot=hot):
+    is_known = problem is not None and is_heard(problem, group.ranks, "all")
+    if len(group.ranks) == 1 or is_known or not should_check(hot=hot):
         if problem is None:
             return None
-        if len(group.ranks) > 1:
+        if len(group.ranks) > 1 and not is_known:
             group.tell(problem)  # [Note: who raised] in `watch.py`
+            note_heard(problem, group.ranks, "a notice")
         raise problem
     agreement = Agreement(what, values, group, None, phrases)
     if problem is not None:
@@ -187,8 +191,30 @@ def heard_by_all(what: str, group: Communicator, *, hot: bool = True) -> Iterato
     try:
         yield
     except Exception as error:
-        agree(what, {}, group=group, hot=hot, problem=error)
+        if hot:
+            tell_all(what, error, group)
+        else:
+            agree(what, {}, group=group, problem=error)
         raise
+
+
+def tell_all(what: str, problem: Exception, group: Communicator) -> None:
+    """What has raised here in `what`, which all ranks call, perhaps raises nowhere else: say so.
+
+    At once where ranks compare in `what`, or in what they do next; else to those that wait for this
+    rank. Once, and nothing of what this rank has heard of others. Raises nothing itself.
+    """
+    if isinstance(problem, AgreementError | AbsentRanksError):
+        return
+    if is_heard(problem, group.ranks, "a notice") or is_heard(problem, group.ranks, "all"):
+        return
+    try:
+        agree(what, {}, group=group, hot=True, problem=problem)
+    except AbsentRanksError as error:  # the others had nothing left to compare
+        problem.add_note(str(error))
+    except Exception as error:
+        if error is not problem:  # the caller raises that one
+            problem.add_note(f"The other ranks were not told: {error}")
 
 
 def agreed_numbers(
@@ -233,6 +259,8 @@ def agreed_bytes(
 
     `timeout` is how many seconds to wait for ranks that have not come; by default what is set.
     """
+    if problem is not None and is_heard(problem, group.ranks, "all"):
+        raise problem
     sent = mine + _digest(what, values, problem)[:8]
     is_alone = len(group.ranks) == 1
     try:
@@ -256,7 +284,12 @@ def explain(
     phrases: Mapping[str, str] | None = None,
 ) -> None:
     """Raises what `agree` does on a difference. All ranks call it, once all know of one."""
-    _raise(_stories(what, values, group=group, problem=problem), problem, phrases or {})
+    stories = _stories(what, values, group=group, problem=problem)
+    try:
+        _raise(stories, problem, phrases or {})
+    except Exception as error:
+        note_heard(error, group.ranks, "all")
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +360,14 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
     """Raises the own `problem`, or what is to be said about all ranks."""
     if problem is not None:
         raise problem
+    failed = [story for story in stories if story.problem is not None]
+    if failed:  # which others may notice in another call
+        faulty = [(s.rank, str(s.problem), str(s.problem)) for s in failed]
+        raise AgreementError(
+            f"{' and '.join(sorted({story.call for story in failed}))} failed on other ranks: "
+            f"{by_rank(faulty, length=_PROBLEM_LENGTH)}",
+            fix="It was stopped on all ranks, and nothing was changed but what it was to fill.",
+        )
     calls = {story.call for story in stories}
     if len(calls) > 1:
         raise AgreementError(
@@ -334,12 +375,6 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
             fix="Every rank of the group must make the same calls in the same order.",
         )
     (call,) = calls
-    faulty = [(s.rank, s.problem, s.problem) for s in stories if s.problem is not None]
-    if faulty:
-        raise AgreementError(
-            f"{call} failed on other ranks: {by_rank(faulty, length=_PROBLEM_LENGTH)}",
-            fix="It was stopped on all ranks, and nothing was changed but what it was to fill.",
-        )
     names = dict.fromkeys(name for story in stories for name in story.values)
     differing = []
     for name in names:

@@ -24,7 +24,7 @@ from shardwise.comm.aside import Aside
 from shardwise.comm.batch import Batch, batched
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.communicator import Flight
-from shardwise.comm.leaving import Left, land_quietly
+from shardwise.comm.leaving import Left, land_quietly, tell_those_who_wait
 from shardwise.comm.load import Load, Transfer, is_usual, is_usual_out, load_of, new_tensors
 from shardwise.comm.load_check import check_apart, check_list
 from shardwise.comm.lowering import lower
@@ -162,10 +162,10 @@ def start_all(
         )
         lower(work.by_collective, members)
     except Exception as problem:
-        if left.num_rounds or work.by_collective:  # else nobody waits for this rank
-            members.tell(problem)  # [Note: who raised] in `watch.py`
+        has_left = not left.num_rounds and not work.by_collective
+        tell_those_who_wait(problem, members, has_left=has_left)
         raise
-    return Started(_ended(flying, aside), work.results, recording)
+    return Started(_ended(flying, aside, members), work.results, recording)
 
 
 def _recording(transfers: Sequence[Transfer], members: Communicator) -> Recording | None:
@@ -266,10 +266,14 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     return flying
 
 
-def _ended(flying: Iterator[None], aside: Aside) -> Iterator[None]:
+def _ended(flying: Iterator[None], aside: Aside, members: Communicator) -> Iterator[None]:
     """The rest of the exchange that flies, and of what is done aside."""
-    yield from flying
-    aside.catch_up()
+    try:
+        yield from flying
+        aside.catch_up()
+    except Exception as problem:
+        tell_those_who_wait(problem, members, has_left=True)
+        raise
 
 
 def _exchange(

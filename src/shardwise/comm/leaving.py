@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwise.comm.heard import note_heard
+
 if TYPE_CHECKING:
-    from shardwise.comm.communicator import Flight
+    from shardwise.comm.communicator import Communicator, Flight
     from shardwise.comm.marks import Mark
 
-__all__ = ["Left", "land_quietly"]
+__all__ = ["Left", "land_quietly", "tell_those_who_wait"]
 
 
 @dataclass(slots=True)
@@ -26,6 +28,14 @@ class Left:
     num_rounds: int  # whose messages have not left
     mark: Mark | None  # by which they go
     flight: Flight | None = None  # of the last one that was begun
+
+
+def tell_those_who_wait(problem: Exception, members: Communicator, *, has_left: bool) -> None:
+    """Something failed here; `has_left` if all messages of the exchange have."""
+    if has_left:
+        note_heard(problem, members.ranks, "all")  # so that it is told to nobody further up
+    else:
+        members.tell(problem)  # [Note: who raised] in `watch.py`
 
 
 def land_quietly(flight: Flight | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,12 +13,21 @@ import torch.distributed as dist
 from shardwise._torch_compat import all_gather_single, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight, EarlyPostedFlight, MarkedFlight, PostedFlight
+from shardwise.comm.heard import is_heard, note_heard
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
 from shardwise.comm.watch import Watch
-from shardwise.errors import ArgumentValueError, NotInitializedError, OpError
+from shardwise.errors import (
+    AbsentRanksError,
+    AgreementError,
+    ArgumentValueError,
+    NotInitializedError,
+    OpError,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.comm.communicator import Communicator, EarlyFlight, Flight
     from shardwise.comm.marks import Mark
     from shardwise.comm.rank_plan import RankPlan
@@ -145,18 +155,40 @@ class ProcessGroupCommunicator:
         reduce_scatter_single(output, mine, op=self._reduce_op(op), group=self._group)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        dist.all_reduce(tensor, op=self._reduce_op(op), group=self._group)
+        reduce_op = self._reduce_op(op)
+        self._carry_out(partial(dist.all_reduce, tensor, op=reduce_op, group=self._group))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        dist.broadcast(tensor, group=self._group, group_src=self.ranks.group_rank(source))
+        at = self.ranks.group_rank(source)
+        self._carry_out(partial(dist.broadcast, tensor, group=self._group, group_src=at))
+
+    def _carry_out(self, collective: Callable[..., dist.Work | None]) -> None:
+        """Waits for a collective of gloo as for messages: it ends if a rank has raised instead."""
+        if self.backend != "gloo":
+            collective()
+            return
+        if self._watch.has_notice:
+            self._watch.comes()
+        try:
+            work = collective(async_op=True)
+        except RuntimeError as error:
+            self._watch.explain(error)
+            raise
+        self._watch.wait(((self.rank, work),))
 
     def compare(self, digest: bytes, *, timeout: float) -> list[bytes]:
         if len(self.ranks) == 1:
             return [digest]
-        return self._roll_call.compare(self._group, digest, timeout=timeout)
+        found = self._roll_call.compare(self._group, digest, timeout=timeout)
+        if self._watch.has_notice:  # all ranks have come here, so that nobody waits because of it
+            self._watch.comes()
+        return found
 
     def tell(self, problem: Exception) -> None:
-        self._watch.tell(problem)
+        is_of_others = isinstance(problem, AgreementError | AbsentRanksError)
+        if not is_of_others and not is_heard(problem, self.ranks, "a notice"):
+            note_heard(problem, self.ranks, "a notice")
+            self._watch.tell(problem)
 
     def gather_objects(self, value: object) -> list[object]:
         gathered: list[object] = [None] * len(self.ranks)

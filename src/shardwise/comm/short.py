@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.comm.aside import Aside
-from shardwise.comm.leaving import Left, land_quietly
+from shardwise.comm.leaving import Left, land_quietly, tell_those_who_wait
 from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
-from shardwise.errors import AbsentRanksError, AgreementError
 
 if TYPE_CHECKING:
     import torch
@@ -159,8 +158,7 @@ def run_short(
     except Exception as problem:
         if not left.num_rounds:
             land_quietly(left.flight)
-        elif not isinstance(problem, AgreementError | AbsentRanksError):  # which all ranks raise
-            members.tell(problem)  # [Note: who raised] in `watch.py`
+        tell_those_who_wait(problem, members, has_left=not left.num_rounds)
         raise
 
 

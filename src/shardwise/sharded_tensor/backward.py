@@ -13,9 +13,9 @@ from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.geometry import Layout
 from shardwise.sharded_tensor.autograd import gradient_state
-from shardwise.sharded_tensor.carrying_out import tell_others
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
+from shardwise.sharded_tensor.telling import tell_others
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.usable import live_state
 
@@ -62,7 +62,7 @@ def _backward(
             accumulate_grad=True,
         )
     except Exception as problem:
-        tell_others(state, problem)
+        tell_others(state, problem, "backward")
         raise
 
 
@@ -104,7 +104,7 @@ def _heard(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     except Exception as problem:
         found = [tensor._state for tensor in tensors if isinstance(tensor, ShardedTensor)]
         for first in found[:1]:
-            tell_others(first, problem)
+            tell_others(first, problem, "backward")
         raise
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardwise.ops import Decision, Need, Operand, Then
     from shardwise.sharded_tensor.deciding import Found, Known
 
-__all__ = ["run_pieces", "tell_others"]
+__all__ = ["run_pieces"]
 
 
 def run_pieces(
@@ -67,14 +67,10 @@ def run_pieces(
         return call_with(func, args, kwargs, known.slots, tensors)
 
     if decision.is_in_place:
-        try:
-            if decision.outputs[0].boxes_of(rank):
-                decision.kernel(pieces, invoke)
-            else:
-                _write_into_tie(pieces, known.operands, invoke)
-        except Exception as problem:
-            tell_others(first, problem)
-            raise
+        if decision.outputs[0].boxes_of(rank):
+            decision.kernel(pieces, invoke)
+        else:
+            _write_into_tie(pieces, known.operands, invoke)
         if torch.is_grad_enabled():
             show_written(args[0])
         return args[0]
@@ -103,12 +99,6 @@ def run_pieces(
     if decision.pack is not None:
         return decision.pack(tensors)
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
-
-
-def tell_others(first: State, problem: Exception) -> None:
-    """A kernel raises here, perhaps on no other rank. [Note: who raised] in `comm/watch.py`"""
-    if first.members is not None:
-        first.members.tell(problem)
 
 
 def _beside(base: State) -> tuple[torch.Tensor, ...]:
@@ -150,13 +140,9 @@ def _made(
 ) -> list[State]:
     """What a kernel computes, in these layouts, with ties for what this rank has none of."""
     has_output = [bool(layout.boxes_of(first.rank)) for layout in layouts]
-    try:
-        outputs = compute() if any(has_output) else [[] for _ in layouts]
-        if not all(has_output):
-            outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
-    except Exception as problem:
-        tell_others(first, problem)
-        raise
+    outputs = compute() if any(has_output) else [[] for _ in layouts]
+    if not all(has_output):
+        outputs = [held or [tie] for held, tie in zip(outputs, ties(), strict=True)]
     return [
         State(layout, tuple(held), first.rank, first.members, None, first.process_group)
         for held, layout in zip(outputs, layouts, strict=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise.comm.tracing import recorded
-from shardwise.errors import AgreementError, ArgumentValueError, OpError
+from shardwise.comm.agreement import agreed_numbers
+from shardwise.errors import ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
 from shardwise.sharded_tensor.tensor import ShardedTensor
@@ -25,24 +25,18 @@ _Tensor: Any = torch.Tensor
 def all_ranks(here: bool, state: State, problem: Exception | None = None) -> bool:
     """Whether it holds on every rank of the group; all of them ask.
 
-    A rank that could not find out says so by its `problem`, and all raise.
+    A rank that could not find out says so by its `problem`, and all raise. The ranks that do not
+    come are named after the timeout of `set_check`.
     """
-    members = state.comm
-    least = int(here) if problem is None else -1
-    if len(members.ranks) > 1:
-        flag = torch.tensor([least], dtype=torch.int32, device=members.wire_device)
-        with recorded("compare results", members, flag.nbytes):
-            members.all_reduce(flag, "min")
-        least = int(flag.item())
-    if problem is not None:
-        raise problem
-    if least < 0:
-        raise AgreementError(
-            "tensors could not be compared on other ranks",
-            rank=state.rank,
-            fix="See what those ranks raised.",
-        )
-    return bool(least)
+    found = agreed_numbers(
+        "comparing on all ranks",
+        {},
+        int(here),
+        group=state.comm,
+        doing="compare results",
+        problem=problem,
+    )
+    return all(found)
 
 
 def _hold(tests: Iterable[bool], state: State) -> bool:
@@ -81,8 +75,8 @@ def _compare(
 
 @handles(torch.equal, _Tensor.equal)
 def _equal(input: torch.Tensor, other: torch.Tensor) -> bool:
-    if input.shape != other.shape:
-        return False
+    if input.shape != other.shape:  # perhaps on this rank only
+        return all_ranks(False, _first(input, other))
     return _compare(input, other, torch.equal)
 
 
@@ -94,7 +88,12 @@ def _allclose(
     atol: float = 1e-08,
     equal_nan: bool = False,
 ) -> bool:
-    _check_alike(input, other)
+    state = _first(input, other)
+    try:
+        _check_alike(input, other, state.rank)
+    except Exception as problem:
+        state.comm.tell(problem)  # to ranks that bring both into one layout
+        all_ranks(False, state, problem)
     return _compare(
         input,
         other,
@@ -102,9 +101,12 @@ def _allclose(
     )
 
 
-def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raises, on every rank, of tensors that `allclose` does not compare."""
-    rank = next(t._state.rank for t in (a, b) if isinstance(t, ShardedTensor))
+def _first(a: torch.Tensor, b: torch.Tensor) -> State:
+    return next(t._state for t in (a, b) if isinstance(t, ShardedTensor))
+
+
+def _check_alike(a: torch.Tensor, b: torch.Tensor, rank: int) -> None:
+    """Raises of tensors that `allclose` does not compare."""
     if a.shape != b.shape:
         raise ArgumentValueError(
             "allclose of two tensors",

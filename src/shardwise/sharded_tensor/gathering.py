@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from shardwise.arguments import whole_number
-from shardwise.comm.agreement import to_agree_on
+from shardwise.comm.agreement import tell_all, to_agree_on
 from shardwise.comm.differentiable import own_parts
 from shardwise.comm.load_check import is_writable
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
@@ -29,27 +29,29 @@ def full_tensor(
     state: State, *, grad: GradOfPlain = "same", max_bytes: int | None = None
 ) -> torch.Tensor:
     """The whole tensor, plain, on every rank of the group; see `ShardedTensor.full_tensor`."""
-    _check_grad(grad, state)
+    _check_grad("full_tensor", grad, state)
     (full,) = replicated_state(state, max_bytes=max_bytes, has_own_parts=grad == "sum").shards
     return full.view_as(full) if full is state.carriers[0] else full
 
 
 def with_grad(state: State, grad: GradOfPlain) -> State:
     """The same state, of which the gradients of replicas are the "same", or are to be summed."""
-    _check_grad(grad, state)
+    _check_grad("local_shards", grad, state)
     if grad == "same" or state.layout.pending is not None:
         return state
     return reshard_state(state, state.layout, devices=state.devices, work=own_parts(state.layout))
 
 
-def _check_grad(grad: object, state: State) -> None:
+def _check_grad(what: str, grad: object, state: State) -> None:
     if grad not in ("same", "sum"):
-        raise ArgumentValueError(
+        problem = ArgumentValueError(
             "grad of a plain tensor",
             rank=state.rank,
             expected="'same' or 'sum'",
             got=repr(grad),
         )
+        tell_all(what, problem, state.comm)  # perhaps the others move data
+        raise problem
 
 
 def gathered(

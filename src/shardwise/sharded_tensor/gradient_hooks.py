@@ -18,6 +18,7 @@ from shardwise.sharded_tensor.autograd import (
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import reshard_state
 from shardwise.sharded_tensor.state import Seen
+from shardwise.sharded_tensor.telling import tell_others
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ class Hook:
                 )
             ]
 
+    def call(self, tensor: ShardedTensor, state: State) -> Any:
+        """What the user's function gives; the others hear of what it raises, perhaps here only.
+
+        Backward may have begun at a plain tensor, so that nothing of ours is around it.
+        """
+        try:
+            return self._fn(tensor)
+        except Exception as problem:
+            tell_others(state, problem, "a gradient hook")
+            raise
+
     def remove(self) -> None:
         """Takes the hook away; it is not called again."""
         self.is_removed = True
@@ -99,15 +111,15 @@ def _after_each(carriers: Sequence[torch.Tensor], call: Callable[[], None]) -> l
 
 def _call_with_owner(me: weakref.ref[Hook]) -> None:
     hook = me()
-    if hook is not None:
-        hook._fn(hook._owner)
+    if hook is not None and hook._owner is not None:
+        hook.call(hook._owner, hook._owner._state)
 
 
 def _replaced(me: weakref.ref[Hook], state: State, grad: torch.Tensor) -> torch.Tensor | None:
     hook, found = me(), gradient_state(state, [grad])
     if hook is None or found is None:
         return None
-    changed = hook._fn(wrap(found))
+    changed = hook.call(wrap(found), state)
     if changed is None:
         return None
     if isinstance(changed, ShardedTensor) and changed.shape == found.layout.shape:
@@ -121,7 +133,7 @@ def _shown(me: weakref.ref[Hook], state: State, grads: Sequence[torch.Tensor | N
     if hook is None or found is None:
         return
     seen = Seen.now(found.carriers)
-    if hook._fn(wrap(found)) is not None or seen.has_changed:
+    if hook.call(wrap(found), state) is not None or seen.has_changed:
         raise OpError(
             "a hook of a ShardedTensor with several shards on a rank changed the gradient",
             rank=state.rank,

@@ -24,10 +24,11 @@ from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
 from shardwise.comm.tracing import TRACES, doing
 from shardwise.ops import COMPOSITES, RULES
-from shardwise.sharded_tensor.carrying_out import run_pieces, tell_others
+from shardwise.sharded_tensor.carrying_out import run_pieces
 from shardwise.sharded_tensor.deciding import Known, decide, needs_grad
 from shardwise.sharded_tensor.dispatch import (
     CUSTOM,
+    HANDLERS,
     RUNNERS,
     Runner,
     function_name,
@@ -39,6 +40,7 @@ from shardwise.sharded_tensor.entering_once import enter_once
 from shardwise.sharded_tensor.kinds import kind_of
 from shardwise.sharded_tensor.plain_inputs import check_plain, promoted
 from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.telling import ALONE, raised_in
 from shardwise.sharded_tensor.tensor import (
     ASTRAY,
     ShardedTensor,
@@ -52,7 +54,7 @@ from shardwise.sharded_tensor.tensor import (
 from shardwise.sharding_spec.custom_ops import CUSTOM_FUNCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardwise.comm.differentiable import Exchange
     from shardwise.ops import Rule
@@ -146,14 +148,10 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
             entering, like, local, is_in_place, is_view, layout = found
             if entering:
                 _enter(entering, args, here)
-            try:
-                if local is not None:
-                    piece = local(here[0])
-                else:
-                    piece = func(*here, **kwargs) if kwargs else func(*here)
-            except Exception as problem:
-                tell_others(first, problem)
-                raise
+            if local is not None:
+                piece = local(here[0])
+            else:
+                piece = func(*here, **kwargs) if kwargs else func(*here)
             if is_in_place:
                 if torch.is_grad_enabled():
                     show_written(args[0])
@@ -271,11 +269,7 @@ def _carry_out(
         check_writable(args[0], func)
     states = [one for one in found if isinstance(one, State)]
     first = states[0]
-    try:
-        piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
-    except Exception as problem:
-        tell_others(first, problem)
-        raise
+    piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
     if decision.is_in_place:
         if torch.is_grad_enabled():
             show_written(args[0])
@@ -423,22 +417,41 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
     @wraps(ask_torch)
     def method(*args: Any, **kwargs: Any) -> Any:
         runner = runner_of(func)
-        if (
-            (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
-            or runner is None
-            or has_modes()
-            or has_functorch()  # as `active_transform` says, without the call
-            or forward_ad._current_level >= 0
-            or is_tracing()
-            or (CUSTOM and func in CUSTOM)
-            or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
-        ):
+        try:
+            if (
+                (len(args) > 1 and type(args[1]) is _Tensor)  # a plain tensor is never known
+                or runner is None
+                or has_modes()
+                or has_functorch()  # as `active_transform` says, without the call
+                or forward_ad._current_level >= 0
+                or is_tracing()
+                or (CUSTOM and func in CUSTOM)
+                or (CUSTOM_FUNCTIONS and func in CUSTOM_FUNCTIONS)
+            ):
+                return ask_torch(*args, **kwargs)
+            quickly = runner.quickly  # a name of its own: Python takes `runner.quickly()` for a
+            made = quickly(args, kwargs)  # method
+            if type(made) is ShardedTensor:
+                return made
+            return ask_torch(*args, **kwargs) if made is None else runner.run(args, kwargs, made)
+        except Exception as problem:
+            raised_in(func, args, kwargs, problem)
+            raise
+
+    return method
+
+
+def _asking(name: str, func: Any) -> Callable[..., Any]:
+    """A method that torch answers, of which also what torch finds wrong itself is told."""
+    ask_torch = getattr(torch.Tensor, name)
+
+    @wraps(ask_torch)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        try:
             return ask_torch(*args, **kwargs)
-        quickly = runner.quickly  # a name of its own: Python takes `runner.quickly()` for a method
-        made = quickly(args, kwargs)
-        if type(made) is ShardedTensor:
-            return made
-        return ask_torch(*args, **kwargs) if made is None else runner.run(args, kwargs, made)
+        except Exception as problem:
+            raised_in(func, args, kwargs, problem)
+            raise
 
     return method
 
@@ -449,11 +462,18 @@ _OPERATORS = {
     "__mul__": _Tensor.mul,
     "__truediv__": _Tensor.div,
 }
-_METHODS = {
-    name: func
-    for func in RUNNERS
-    if (name := getattr(func, "__name__", "")) and getattr(_Tensor, name, None) is func
-}
-for _name, _function in (_METHODS | _OPERATORS).items():
-    if getattr(ShardedTensor, _name) is getattr(_Tensor, _name):  # not one of our own
-        setattr(ShardedTensor, _name, _method(_name, _function))
+
+
+def _methods(table: Iterable[Any]) -> dict[str, Any]:
+    """Name -> function, of those that are methods of torch's."""
+    named = {getattr(func, "__name__", ""): func for func in table}
+    return {name: func for name, func in named.items() if getattr(_Tensor, name, None) is func}
+
+
+for _make, _functions in (
+    (_method, _methods(RUNNERS) | _OPERATORS),
+    (_asking, {name: func for name, func in _methods(HANDLERS).items() if name not in ALONE}),
+):
+    for _name, _function in _functions.items():
+        if getattr(ShardedTensor, _name) is getattr(_Tensor, _name):  # not one of our own
+            setattr(ShardedTensor, _name, _make(_name, _function))

@@ -19,7 +19,7 @@ import torch
 
 from shardwise._torch_compat import checkpointed_runs
 from shardwise.arguments import whole_number
-from shardwise.comm.agreement import agree, heard_by_all
+from shardwise.comm.agreement import agree, agreed_numbers, heard_by_all
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.process_group import communicator
 from shardwise.errors import ArgumentTypeError, OpError
@@ -173,17 +173,26 @@ def _stream_of(members: Communicator) -> _Stream:
 
 
 def _from_first(members: Communicator, generator: torch.Generator | None) -> int:
-    """A seed that the first rank of the group chooses."""
-    first = next(iter(members.ranks))
-    number = torch.zeros(1, dtype=torch.int64)
-    if members.rank == first:
-        if generator is None:
-            number[0] = Key(torch.initial_seed()).seed - 2**63
-        else:  # which draws on its own device
-            drawn = torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device)
-            number.copy_(drawn)
-    if len(members.ranks) > 1:
-        sent = number.to(members.wire_device)
-        members.broadcast(sent, first)
-        number = sent.cpu()
-    return int(number.item()) + (2**63 if generator is None else 0)
+    """A seed that the first rank of the group chooses.
+
+    By the exchange that compares, so that ranks that gave no generator are missed by the others,
+    and what is wrong with one raises on all.
+    """
+    number, problem = 0, None
+    try:
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ArgumentTypeError(
+                "generator", rank=members.rank, expected="a torch.Generator", got=repr(generator)
+            )
+        if members.rank == next(iter(members.ranks)):
+            number = Key(torch.initial_seed()).seed if generator is None else _draw(generator)
+    except Exception as error:  # whatever it is, the other ranks want to know
+        problem = error
+    what = "the first random call" if generator is None else "a random call with a generator"
+    return agreed_numbers(what, {}, number, group=members, doing="seed", problem=problem)[0]
+
+
+def _draw(generator: torch.Generator) -> int:
+    """A seed, drawn on the device of the generator."""
+    drawn = torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device)
+    return int(drawn.item())

@@ -35,6 +35,7 @@ from shardwise.sharded_tensor.dispatch import (
 from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of, unwrapped
+from shardwise.sharded_tensor.telling import raised_in
 from shardwise.sharded_tensor.usable import check_usable, check_writable, live_state
 from shardwise.sharding_spec.custom_ops import (
     CUSTOM_FUNCTIONS,
@@ -371,19 +372,23 @@ class ShardedTensor(ShardedTensorBase):
             with _NoDispatch():  # as `call_plain`
                 return func(*args, **kwargs or {})
         # What remains below is the way of most calls, so it is kept short.
-        if (
-            runner is None
-            or kwargs
-            or CUSTOM
-            or CUSTOM_FUNCTIONS
-            or has_functorch()  # as `active_transform` says, without the call
-            or forward_ad._current_level >= 0
-            or is_tracing()
-        ):
-            return _dispatch(func, types, args, kwargs or {})
-        quickly = runner.quickly
-        made = quickly(args, {})
-        return made if type(made) is ShardedTensor else runner.run(args, {}, made)
+        try:
+            if (
+                runner is None
+                or kwargs
+                or CUSTOM
+                or CUSTOM_FUNCTIONS
+                or has_functorch()  # as `active_transform` says, without the call
+                or forward_ad._current_level >= 0
+                or is_tracing()
+            ):
+                return _dispatch(func, types, args, kwargs or {})
+            quickly = runner.quickly
+            made = quickly(args, {})
+            return made if type(made) is ShardedTensor else runner.run(args, {}, made)
+        except Exception as problem:
+            raised_in(func, args, kwargs or {}, problem)
+            raise
 
 
 def _dispatch(

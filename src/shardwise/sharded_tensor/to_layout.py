@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from shardwise.comm.agreement import agree, heard_by_all
+from shardwise.comm.agreement import agree, heard_by_all, tell_all
 from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
 from shardwise.comm.term_gradients import scale_terms
@@ -21,7 +22,7 @@ from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
-from shardwise.sharded_tensor.usable import check_writable, live_state
+from shardwise.sharded_tensor.usable import check_writable, live_state, state_or_none
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -127,7 +128,11 @@ def reshard(
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
     has_options = out is not None or async_op or process_group is not None
-    state = _source(x, process_group)
+    try:
+        state = _source(x, process_group)
+    except Exception as problem:
+        _tell_of_source(x, process_group, problem)
+        raise
     if isinstance(x, ShardedTensor) and not has_options and _is_there(state, to):
         return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
@@ -215,6 +220,17 @@ def _source(x: object, process_group: ProcessGroup | Communicator | None) -> Sta
         members,
         process_group=getattr(members, "process_group", None),
     )
+
+
+def _tell_of_source(x: object, process_group: object, problem: Exception) -> None:
+    """The group that is to hear of it: that of the tensor, or else what may have been meant."""
+    state = state_or_none(x)
+    members = None if state is None else state.members
+    if members is None:
+        with suppress(Exception):  # perhaps there is none
+            members = communicator(process_group)  # type: ignore[arg-type]  # perhaps it is none
+    if members is not None:
+        tell_all("reshard", problem, members)
 
 
 def _check_group(state: State, target: ReshardTarget, *, is_absent: bool) -> None:
