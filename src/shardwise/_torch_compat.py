@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
 from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
@@ -68,6 +69,7 @@ __all__ = [
     "remote_device",
     "rpc_rank",
     "rpc_worker_ranks",
+    "replayed_views",
     "run_backward",
     "shares_memory",
     "start_all_gather",
@@ -91,6 +93,8 @@ is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 # What `torch.autograd.backward` calls once it has looked at its arguments, which takes as long as
 # some ops do: tensors, their gradients, retain_graph, create_graph, inputs.
 run_backward: Any = torch.autograd.graph._engine_run_backward
+# `with replayed_views(True):` views made there, once written, are followed by the way they were made.
+replayed_views: Any = _force_original_view_tracking
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 
 # torch 2.13 has new names for the next two, and warns of the old ones.

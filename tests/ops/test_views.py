@@ -144,6 +144,34 @@ def test_writes_reach_the_base_and_the_view_with_gradients(
     check_op(Sample(call, (layout.shape, ())), [layout, other], world_size=3)
 
 
+@pytest.mark.parametrize("kind", SETTLED)
+@pytest.mark.parametrize("written", ["view", "base"])
+@pytest.mark.parametrize("shape", ["unsqueeze", "transpose", "slice", "reshape", "view_as"])
+def test_gradients_of_gradients_follow_written_views_on_every_rank(
+    shape: str, written: str, kind: str
+) -> None:
+    """Also where a rank has no elements: it meets the others in each exchange."""
+
+    def call(x: Any) -> Any:
+        views = {
+            "unsqueeze": lambda base: base.unsqueeze(0),
+            "transpose": lambda base: base.T,
+            "slice": lambda base: base[:, 1:][1:],
+            "reshape": lambda base: base.view(-1),
+            "view_as": lambda base: base.view_as(base),
+        }
+        base = x.clone()
+        view = views[shape](base)
+        (view if written == "view" else base).mul_(2)
+        made = view * view.cos() if written == "view" else view * 1
+        full = made.full_tensor() if isinstance(made, shardwise.ShardedTensor) else made
+        loss = (full * (full.detach() + 1)).sum() ** 2
+        (found,) = torch.autograd.grad(loss, [x], create_graph=True)
+        return found
+
+    check_op(Sample(call, (SHAPE,)), [KINDS[kind]], world_size=WORLD_SIZE)
+
+
 def test_a_write_into_a_view_of_a_view_reaches_all_pieces_of_the_base() -> None:
     """Rank 0 writes one of its pieces, rank 1 none; both then go on with others."""
     boxes = [Box((row, 0), (row + 1, 2)) for row in range(4)]

@@ -18,6 +18,7 @@ from shardwise._torch_compat import (
     forward_ad,
     has_functorch,
     is_tracing,
+    replayed_views,
     swap_impl,
 )
 from shardwise.errors import OpError
@@ -465,7 +466,9 @@ def show_written(tensor: ShardedTensor) -> None:
     if state.beside and state.requires_grad and torch.is_grad_enabled():
         tie = state.carriers[0].reshape(-1)[:0].sum()
         for piece in state.beside:
-            piece.unsqueeze(0)[:0].add_(tie)
+            with replayed_views(True):  # [Note: views of nothing] in `carrying_out.py`
+                nothing = piece.unsqueeze(0)[:0]
+            nothing.add_(tie)
     show_requires_grad(tensor)
 
 
