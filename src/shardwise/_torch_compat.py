@@ -67,9 +67,9 @@ __all__ = [
     "parse_to",
     "reduce_scatter_single",
     "remote_device",
+    "replayed_views",
     "rpc_rank",
     "rpc_worker_ranks",
-    "replayed_views",
     "run_backward",
     "shares_memory",
     "start_all_gather",
@@ -93,7 +93,7 @@ is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 # What `torch.autograd.backward` calls once it has looked at its arguments, which takes as long as
 # some ops do: tensors, their gradients, retain_graph, create_graph, inputs.
 run_backward: Any = torch.autograd.graph._engine_run_backward
-# `with replayed_views(True):` views made there, once written, are followed by the way they were made.
+# `with replayed_views(True):` views made there are, once written, followed by what made them.
 replayed_views: Any = _force_original_view_tracking
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 

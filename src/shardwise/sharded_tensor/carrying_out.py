@@ -12,8 +12,8 @@ as `cat` does, get pieces that follow from all.
 
 [Note: views of nothing] Once a view or what it shows was written, autograd follows the view by its
 strides, and a gradient by strides that has no elements is a new tensor: in gradients of gradients
-the ranks without elements would miss the exchanges of the others. So views without elements are made
-such that autograd follows them by the functions that made them.
+ranks without elements would miss the exchanges of the others. So views without elements are made in
+a way that has autograd follow them by the functions that made them.
 """
 
 from __future__ import annotations
