@@ -172,6 +172,43 @@ def test_gradients_of_gradients_follow_written_views_on_every_rank(
     check_op(Sample(call, (SHAPE,)), [KINDS[kind]], world_size=WORLD_SIZE)
 
 
+@pytest.mark.parametrize("name", ["relu_", "exp_", "tanh_", "sigmoid_", "sqrt_"])
+@pytest.mark.parametrize("view", ["unsqueeze", "transpose", "slice"])
+def test_functions_that_save_what_they_write_may_write_views_of_several_pieces(
+    view: str, name: str
+) -> None:
+    views = {
+        "unsqueeze": lambda base: base.unsqueeze(0),
+        "transpose": lambda base: base.T,
+        "slice": lambda base: base[:, 1:],
+    }
+
+    def call(x: Any) -> Any:
+        base = x * 1
+        shown = views[view](base)
+        getattr(shown, name)()
+        return base, shown * 2
+
+    sample = Sample(call, (SHAPE,), "positive")
+    for layout in SETTLED.values():
+        check_op(sample, [layout], world_size=WORLD_SIZE)
+
+
+def test_what_autograd_saved_of_a_tensor_may_not_be_written_by_a_view_of_any_piece() -> None:
+    """Pieces that the view leaves out count the write, as all of a plain tensor does."""
+    boxes = [Box((row, 0), (row + 1, 3)) for row in range(4)]
+    layout = Layout(SHAPE, boxes, [0, 0, 1, 2])
+
+    def run() -> None:
+        base = at(layout).requires_grad_() * 1
+        squares = base.square()
+        base[:1].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
+
+    on_ranks(run)
+
+
 def test_a_write_into_a_view_of_a_view_reaches_all_pieces_of_the_base() -> None:
     """Rank 0 writes one of its pieces, rank 1 none; both then go on with others."""
     boxes = [Box((row, 0), (row + 1, 2)) for row in range(4)]
