@@ -194,6 +194,47 @@ def test_functions_that_save_what_they_write_may_write_views_of_several_pieces(
         check_op(sample, [layout], world_size=WORLD_SIZE)
 
 
+SPLITS: dict[str, Callable[[Any], Any]] = {
+    "split": lambda x: x.split(1),
+    "chunk": lambda x: x.chunk(4),
+    "unbind": lambda x: x.unbind(),
+    "tensor_split": lambda x: x.tensor_split(4),
+    "iter": list,
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_each_of_several_views_may_be_written(name: str) -> None:
+    """torch refuses that, so the oracle takes them one by one."""
+
+    def parts_of(base: Any) -> Any:
+        if isinstance(base, shardwise.ShardedTensor):
+            return SPLITS[name](base)
+        places: list[Any] = list(range(4))
+        if name not in ("unbind", "iter"):
+            places = [slice(k, k + 1) for k in places]
+        return [base[place] for place in places]
+
+    def write(x: Any) -> Any:
+        base = x * 1
+        first, _, third, last = parts_of(base)
+        last.mul_(first.detach() + 2)
+        third[..., 1:].copy_(first[..., 1:])
+        base.mul_(1.5)
+        first.square_()
+        return base * base, last * 3
+
+    def gradient(x: Any) -> Any:
+        is_sharded = isinstance(x, shardwise.ShardedTensor)
+        full = [one.full_tensor() if is_sharded else one for one in write(x)]
+        loss = sum((one * (one.detach() + 1)).sum() for one in full) ** 2
+        return torch.autograd.grad(loss, [x], create_graph=True)[0]
+
+    for layout in SETTLED.values():
+        check_op(Sample(write, (SHAPE,)), [layout], world_size=WORLD_SIZE)
+        check_op(Sample(gradient, (SHAPE,)), [layout], world_size=WORLD_SIZE)
+
+
 def test_what_autograd_saved_of_a_tensor_may_not_be_written_by_a_view_of_any_piece() -> None:
     """Pieces that the view leaves out count the write, as all of a plain tensor does."""
     boxes = [Box((row, 0), (row + 1, 3)) for row in range(4)]
