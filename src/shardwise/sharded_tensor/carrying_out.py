@@ -278,7 +278,9 @@ def _write_into_tie(
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
-        return piece.sum(dtype=piece.dtype)
+        # Of integers one, by which it can be divided; they have no graph.
+        has_graph = piece.is_floating_point() or piece.is_complex()
+        return piece.sum() if has_graph else piece.new_ones(())
     # A view, since what is written into a view has to reach what it shows.
     some = piece if piece.dim() else piece.view(1)
     return some.narrow(0, 0, 0).view((0,) * ndim)
