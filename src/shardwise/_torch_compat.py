@@ -16,6 +16,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions as _AllgatherOptions
 from torch._C._distributed_c10d import HashStore, Store
 from torch.autograd import forward_ad
+from torch.autograd.grad_mode import (
+    _force_original_view_tracking,
+    _unsafe_preserve_version_counter,
+)
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.remote_device import _remote_device
 from torch.optim.optimizer import _foreach_supported_types as _optim_foreach_types
@@ -62,10 +66,12 @@ __all__ = [
     "is_staged_by_dcp",
     "is_tracing",
     "is_written_for_hugging_face",
+    "kept_version",
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
     "remote_device",
+    "replayed_views",
     "rpc_rank",
     "rpc_worker_ranks",
     "run_backward",
@@ -91,6 +97,10 @@ is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 # What `torch.autograd.backward` calls once it has looked at its arguments, which takes as long as
 # some ops do: tensors, their gradients, retain_graph, create_graph, inputs.
 run_backward: Any = torch.autograd.graph._engine_run_backward
+# `with replayed_views(True):` views made there are, once written, followed by what made them.
+replayed_views: Any = _force_original_view_tracking
+# `with kept_version(tensor):` what is written into it there is not counted.
+kept_version: Any = _unsafe_preserve_version_counter
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
 
 # torch 2.13 has new names for the next two, and warns of the old ones.

@@ -287,6 +287,21 @@ def test_gradients_of_gradients(kind: str) -> None:
     simulate(on_rank, WORLD_SIZE)
 
 
+@pytest.mark.parametrize("kind", layout_kinds((2, 3), world_size=WORLD_SIZE))
+def test_gradients_of_gradients_with_cut_ids(kind: str) -> None:
+    """Also where a piece has no ids."""
+    of_ids = layout_kinds((2, 3), world_size=WORLD_SIZE)[kind].bar
+
+    def call(weight: Any) -> Any:
+        ids = sharded(IDS[0], of_ids) if isinstance(weight, shardwise.ShardedTensor) else IDS[0]
+        rows = F.embedding(ids, weight)
+        whole = rows.full_tensor() if isinstance(rows, shardwise.ShardedTensor) else rows
+        return torch.autograd.grad((whole**3).sum(), weight, create_graph=True)
+
+    for name in ("replicated", "on the last rank"):
+        check_op(Sample(call, ((ROWS, WIDTH),)), [TABLES[name]], world_size=WORLD_SIZE)
+
+
 @pytest.mark.parametrize("call", [F.embedding, F.embedding_bag])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_an_index_out_of_range_raises_on_every_rank(call: Any, max_norm: float | None) -> None:

@@ -125,3 +125,13 @@ def test_empty_boxes_of_a_weight_that_loses_its_dim_stay_empty() -> None:
     found = decide(torch.nn.functional.prelu, number, weight)
     assert found.outputs == (number,)
     assert moved(found, number, weight) == 0
+
+
+def test_a_rank_without_the_number_that_divides_goes_on() -> None:
+    """What it computes in the number's place divides by no zero."""
+
+    def divided(x: Any) -> Any:
+        return 7 % x, 7 // x, torch.remainder(x, x)
+
+    sample = Sample(divided, ((),), "whole", has_grad=False, dtype=torch.int64)
+    check_op(sample, [layout("on_rank(0)", ())])

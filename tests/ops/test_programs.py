@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -262,6 +262,25 @@ def _steps(draw: st.DrawFn, known: list[Shape], world_size: int) -> tuple[Step, 
 @given(programs())
 def test_programs_give_what_torch_gives(program: Program) -> None:
     check_op(program.sample, program.inputs, world_size=program.world_size, plain=program.plain)
+
+
+def _squared(outputs: tuple[Any, ...]) -> Any:
+    """A loss whose gradient depends on the inputs, whatever made the outputs."""
+    full = [one.full_tensor() if isinstance(one, ShardedTensor) else one for one in outputs]
+    weights = [torch.arange(1.0, one.numel() + 1).view(one.shape).cos() + 1.5 for one in full]
+    return sum((one * weight).sum() for one, weight in zip(full, weights, strict=True)) ** 2
+
+
+@given(programs())
+def test_gradients_of_gradients_of_programs_are_those_of_torch(program: Program) -> None:
+    assume("attention" not in {step.op for step in program.steps})  # torch's has none
+
+    def gradients(*tensors: Any) -> tuple[Any, ...]:
+        loss = _squared((*program.run(*tensors), tensors[0].sin()))
+        return torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+
+    sample = Sample(gradients, program.sample.shapes)
+    check_op(sample, program.inputs, world_size=program.world_size, plain=program.plain)
 
 
 def _on_rank(_: int, listed: list[Program]) -> None:

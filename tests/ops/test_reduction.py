@@ -157,11 +157,16 @@ AWKWARD = [
     [-INF, -INF, -2000.0, -2001.0, -INF],
     [0.0, 0.0, 0.0, 0.0, 0.0],
     [1.0, 2.0, 2.0, -2.0, 0.0],
+    [1.0, INF, 2.0, -INF, 3.0],
+    [INF, 2.0, -INF, 0.5, 3.0],
 ]
 
 
 @pytest.mark.parametrize("numbers", AWKWARD, ids=str)
-@pytest.mark.parametrize("name", ["amax", "amin", "max", "argmax", "logsumexp", "std"])
+@pytest.mark.parametrize(
+    "name",
+    ["amax", "amin", "max", "argmax", "logsumexp", "std", "prod", "norm", "norm1", "norm0.5"],
+)
 def test_values_that_are_not_finite_or_tie(name: str, numbers: list[float]) -> None:
     def on_rank(rank: int) -> None:
         full = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
@@ -179,6 +184,8 @@ def test_values_that_are_not_finite_or_tie(name: str, numbers: list[float]) -> N
 
 
 def _named(name: str) -> Callable[[Any], Any]:
+    if name.startswith("norm"):
+        return lambda x: x.norm(float(name[4:] or 2))
     dims = (0,) if name == "logsumexp" else ()
     return lambda x: getattr(x, name)(*dims)
 

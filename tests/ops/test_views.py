@@ -144,6 +144,112 @@ def test_writes_reach_the_base_and_the_view_with_gradients(
     check_op(Sample(call, (layout.shape, ())), [layout, other], world_size=3)
 
 
+@pytest.mark.parametrize("kind", SETTLED)
+@pytest.mark.parametrize("written", ["view", "base"])
+@pytest.mark.parametrize("shape", ["unsqueeze", "transpose", "slice", "reshape", "view_as"])
+def test_gradients_of_gradients_follow_written_views_on_every_rank(
+    shape: str, written: str, kind: str
+) -> None:
+    """Also where a rank has no elements: it meets the others in each exchange."""
+
+    def call(x: Any) -> Any:
+        views = {
+            "unsqueeze": lambda base: base.unsqueeze(0),
+            "transpose": lambda base: base.T,
+            "slice": lambda base: base[:, 1:][1:],
+            "reshape": lambda base: base.view(-1),
+            "view_as": lambda base: base.view_as(base),
+        }
+        base = x.clone()
+        view = views[shape](base)
+        (view if written == "view" else base).mul_(2)
+        made = view * view.cos() if written == "view" else view * 1
+        full = made.full_tensor() if isinstance(made, shardwise.ShardedTensor) else made
+        loss = (full * (full.detach() + 1)).sum() ** 2
+        (found,) = torch.autograd.grad(loss, [x], create_graph=True)
+        return found
+
+    check_op(Sample(call, (SHAPE,)), [KINDS[kind]], world_size=WORLD_SIZE)
+
+
+@pytest.mark.parametrize("name", ["relu_", "exp_", "tanh_", "sigmoid_", "sqrt_"])
+@pytest.mark.parametrize("view", ["unsqueeze", "transpose", "slice"])
+def test_functions_that_save_what_they_write_may_write_views_of_several_pieces(
+    view: str, name: str
+) -> None:
+    views = {
+        "unsqueeze": lambda base: base.unsqueeze(0),
+        "transpose": lambda base: base.T,
+        "slice": lambda base: base[:, 1:],
+    }
+
+    def call(x: Any) -> Any:
+        base = x * 1
+        shown = views[view](base)
+        getattr(shown, name)()
+        return base, shown * 2
+
+    sample = Sample(call, (SHAPE,), "positive")
+    for layout in SETTLED.values():
+        check_op(sample, [layout], world_size=WORLD_SIZE)
+
+
+SPLITS: dict[str, Callable[[Any], Any]] = {
+    "split": lambda x: x.split(1),
+    "chunk": lambda x: x.chunk(4),
+    "unbind": lambda x: x.unbind(),
+    "tensor_split": lambda x: x.tensor_split(4),
+    "iter": list,
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_each_of_several_views_may_be_written(name: str) -> None:
+    """torch refuses that, so the oracle takes them one by one."""
+
+    def parts_of(base: Any) -> Any:
+        if isinstance(base, shardwise.ShardedTensor):
+            return SPLITS[name](base)
+        places: list[Any] = list(range(4))
+        if name not in ("unbind", "iter"):
+            places = [slice(k, k + 1) for k in places]
+        return [base[place] for place in places]
+
+    def write(x: Any) -> Any:
+        base = x * 1
+        first, _, third, last = parts_of(base)
+        last.mul_(first.detach() + 2)
+        third[..., 1:].copy_(first[..., 1:])
+        base.mul_(1.5)
+        first.square_()
+        return base * base, last * 3
+
+    def gradient(x: Any) -> Any:
+        is_sharded = isinstance(x, shardwise.ShardedTensor)
+        full = [one.full_tensor() if is_sharded else one for one in write(x)]
+        loss = sum((one * (one.detach() + 1)).sum() for one in full) ** 2
+        return torch.autograd.grad(loss, [x], create_graph=True)[0]
+
+    for layout in SETTLED.values():
+        check_op(Sample(write, (SHAPE,)), [layout], world_size=WORLD_SIZE)
+        check_op(Sample(gradient, (SHAPE,)), [layout], world_size=WORLD_SIZE)
+
+
+def test_what_autograd_saved_of_a_tensor_may_not_be_written_by_a_view_of_any_piece() -> None:
+    """Pieces that the view leaves out count the write, as all of a plain tensor does."""
+    boxes = [Box((row, 0), (row + 1, 3)) for row in range(4)]
+    layout = Layout(SHAPE, boxes, [0, 0, 1, 2])
+
+    def run() -> None:
+        base = at(layout).requires_grad_() * 1
+        squares = base.square()
+        base[:1].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
+
+    on_ranks(run)
+
+
 def test_a_write_into_a_view_of_a_view_reaches_all_pieces_of_the_base() -> None:
     """Rank 0 writes one of its pieces, rank 1 none; both then go on with others."""
     boxes = [Box((row, 0), (row + 1, 2)) for row in range(4)]

@@ -27,13 +27,21 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision, Invoke
 
-__all__ = ["look_up", "pool", "scale_gradient"]
+__all__ = ["look_up", "pool", "rows_at", "scale_gradient"]
 
 
 @own_function
 def look_up(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The rows of `weight` that `ids` say, all in range. [Note: look-ups] in `looking_up.py`"""
-    return F.embedding(ids, weight)
+    return rows_at(ids, weight)
+
+
+def rows_at(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The rows of local tensors that `ids` say, differentiable any number of times."""
+    if ids.numel():
+        return F.embedding(ids, table)
+    # Of no ids torch's embedding has no second derivative.
+    return table.index_select(0, ids.flatten()).view(*ids.shape, table.shape[1])
 
 
 @own_function

@@ -72,7 +72,7 @@ def lowest(dtype: torch.dtype, *, largest: bool = True) -> Any:
 
 
 def product(reduced: Reduced, dtype: torch.dtype | None) -> Fold:
-    """Products; exact where elements are zero, since torch's are."""
+    """Products; exact where elements are zero, since torch's are, and where they are infinite."""
 
     def lift(piece: torch.Tensor, box: Box) -> Tensors:
         found = (
@@ -84,10 +84,23 @@ def product(reduced: Reduced, dtype: torch.dtype | None) -> Fold:
 
     return Fold(
         lift,
-        lambda partials: (partials[0].prod(0, dtype=partials[0].dtype),),
+        lambda partials: (_multiplied(partials[0]),),
         lambda partial: (partial[0][0],),
         lambda _: ((1,),),
     )
+
+
+def _multiplied(slots: torch.Tensor) -> torch.Tensor:
+    """The product over the slots, two by two.
+
+    The gradient of `prod` divides by a slot, which has no answer if that is infinite.
+    """
+    left = _wide(slots)
+    while len(left) > 1:
+        half = len(left) // 2
+        pairs = left[:half] * left[half : 2 * half]
+        left = torch.cat([pairs, left[2 * half :]]) if len(left) % 2 else pairs
+    return left[0].to(slots.dtype)
 
 
 def vector_norm(reduced: Reduced, p: float, dtype: torch.dtype | None) -> Fold:
@@ -106,7 +119,7 @@ def vector_norm(reduced: Reduced, p: float, dtype: torch.dtype | None) -> Fold:
     def merge(partials: Tensors) -> Tensors:
         if p == 0:  # a norm of 0 counts
             return (partials[0].sum(0),)
-        return (torch.linalg.vector_norm(partials[0], p, 0),)
+        return (_norm_of_norms(partials[0], p),)
 
     return Fold(
         lift,
@@ -115,6 +128,24 @@ def vector_norm(reduced: Reduced, p: float, dtype: torch.dtype | None) -> Fold:
         lambda _: ((0.0 if p >= 0 else math.inf,),),
         is_own=p == 0,
     )
+
+
+def _norm_of_norms(norms: torch.Tensor, p: float) -> torch.Tensor:
+    """The norm over the slots.
+
+    An infinite norm of infinite ones hands its gradient on to these as it is, instead of infinity
+    by infinity: torch's of the parts then is what it is of the whole.
+    """
+    if p == 1:
+        return norms.sum(0)
+    value = torch.linalg.vector_norm(norms.detach(), p, 0)
+    is_infinite = value.isinf()
+    finite = torch.linalg.vector_norm(torch.where(is_infinite, 1, norms), p, 0)
+    beside = 0.0 if p > 1 else math.inf  # what finite norms have
+    shares = torch.where(norms.detach().isinf(), 1.0, beside).to(norms.dtype)
+    weights = torch.where(is_infinite, shares, 0)
+    infinite = _Attributed.apply(value, weights, norms)  # type: ignore[no-untyped-call]  # torch's
+    return torch.where(is_infinite, infinite, finite)
 
 
 def log_sum_exp(reduced: Reduced, dtype: torch.dtype, result_dtype: ResultDtype) -> Fold:

@@ -13,6 +13,7 @@ from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentValueError, OpError
 from shardwise.geometry import Layout
 from shardwise.sharded_tensor.autograd import gradient_state
+from shardwise.sharded_tensor.carrying_out import as_one_graph
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import cut_state, reshard_state
 from shardwise.sharded_tensor.telling import tell_others
@@ -214,6 +215,8 @@ def _autograd_grad(
             )
         if isinstance(target, ShardedTensor):
             state = gradient_state(target._state, grads)
+            if state is not None and create_graph:  # backward may have met some pieces only
+                state = state.with_carriers(as_one_graph(state.carriers))
             found.append(None if state is None else wrap(state))
         else:
             found.append(grads[0])

@@ -9,6 +9,11 @@ leave some out, kernels pass over those without elements. So all pieces that a r
 follow from the same exchanges. Functions of one operand keep it so, and those that make each piece
 from a piece of every operand; others, which may make one piece of the one and another of the other,
 as `cat` does, get pieces that follow from all.
+
+[Note: views of nothing] Once a view or what it shows was written, autograd follows the view by its
+strides, and a gradient by strides that has no elements is a new tensor: in gradients of gradients
+ranks without elements would miss the exchanges of the others. So views without elements are made in
+a way that has autograd follow them by the functions that made them.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise._torch_compat import replayed_views
 from shardwise.comm.differentiable import exchange_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from shardwise.ops import Decision, Need, Operand, Then
     from shardwise.sharded_tensor.deciding import Found, Known
 
-__all__ = ["run_pieces"]
+__all__ = ["as_one_graph", "run_pieces"]
 
 
 def run_pieces(
@@ -77,12 +83,19 @@ def run_pieces(
     if not decision.is_view:
         pieces = _of_one_graph(pieces, decision.outputs, rank, is_of_all=decision.is_of_all)
     ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
-    made = _made(
-        decision.outputs,
-        lambda: decision.kernel(pieces, invoke),
-        lambda: _ties(decision.phantom or invoke, pieces, ndims, is_view=decision.is_view),
-        first,
-    )
+
+    def make() -> list[State]:
+        return _made(
+            decision.outputs,
+            lambda: decision.kernel(pieces, invoke),
+            lambda: _ties(decision.phantom or invoke, pieces, ndims, is_view=decision.is_view),
+            first,
+        )
+
+    made = make()
+    if decision.is_view and not all([one.numel() for state in made for one in state.carriers]):
+        with replayed_views(True):  # [Note: views of nothing]
+            made = make()
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
     if decision.then is not None:
@@ -161,6 +174,14 @@ class _OneGraph(torch.autograd.Function):
         return grads
 
 
+def as_one_graph(pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The pieces of a tensor, each of which follows from all, if any of them has a graph."""
+    if len(pieces) == 1 or not any([piece.requires_grad for piece in pieces]):
+        return pieces
+    found: Sequence[torch.Tensor] = _OneGraph.apply(*pieces)  # type: ignore[no-untyped-call]  # torch's
+    return found
+
+
 def _of_one_graph(
     pieces: list[Sequence[torch.Tensor]],
     outputs: Sequence[Layout],
@@ -236,12 +257,16 @@ def _write_into_tie(
         _phantom(held[0], len(operand.shape))
         for held, operand in zip(pieces[1:], operands[1:], strict=True)
     ]
-    invoke(tie.view((0,) * ndim) if ndim else tie, *others)
+    with replayed_views(True):  # [Note: views of nothing]
+        target = tie.view((0,) * ndim) if ndim else tie
+    invoke(target, *others)
 
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
-        return piece.sum(dtype=piece.dtype)
+        # Of integers one, by which it can be divided; they have no graph.
+        has_graph = piece.is_floating_point() or piece.is_complex()
+        return piece.sum() if has_graph else piece.new_ones(())
     # A view, since what is written into a view has to reach what it shows.
     some = piece if piece.dim() else piece.view(1)
     return some.narrow(0, 0, 0).view((0,) * ndim)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.differentiable import carriers_of
 from shardwise.comm.tracing import TRACES, doing
-from shardwise.ops.embedding import look_up, scale_gradient
+from shardwise.ops.embedding import look_up, rows_at, scale_gradient
 from shardwise.ops.looking_up import check_range
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.embedding_ids import (
@@ -100,7 +100,7 @@ def _embedding(input: Any, weight: Any, options: Options) -> Any:
         return scale_gradient(result, wrap(scales))
     assert found is not None
     fetched, tie = fetched_rows(ids, settle(F.embedding, table), found, F.embedding)
-    results = [_rows_at(one.places, rows) for one, rows in zip(found, fetched, strict=True)]
+    results = [rows_at(one.places, rows) for one, rows in zip(found, fetched, strict=True)]
     if factors is not None:
         results = [scale_gradient(r, f) for r, f in zip(results, factors, strict=True)]
     if ids.state is None:
@@ -127,10 +127,3 @@ def _factors(
             for factor, piece in zip(made, ids.pieces, strict=True)
         ]
     return made
-
-
-def _rows_at(places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    if places.numel():
-        return F.embedding(places, rows)
-    # Of no places torch's embedding has no second derivative.
-    return rows.index_select(0, places.flatten()).view(*places.shape, rows.shape[1])

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardwise._torch_compat import forward_ad, has_functorch, has_modes, is_tracing
+from shardwise._torch_compat import (
+    forward_ad,
+    has_functorch,
+    has_modes,
+    is_tracing,
+    replayed_views,
+)
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
@@ -152,6 +158,9 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                 piece = local(here[0])
             else:
                 piece = func(*here, **kwargs) if kwargs else func(*here)
+            if is_view and not piece.numel():
+                with replayed_views(True):  # [Note: views of nothing] in `carrying_out.py`
+                    piece = func(*here, **kwargs) if local is None else local(here[0])
             if is_in_place:
                 if torch.is_grad_enabled():
                     show_written(args[0])
@@ -270,6 +279,9 @@ def _carry_out(
     states = [one for one in found if isinstance(one, State)]
     first = states[0]
     piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
+    if decision.is_view and not piece.numel():
+        with replayed_views(True):  # [Note: views of nothing] in `carrying_out.py`
+            piece = func(*here, **kwargs) if decision.local is None else decision.local(here[0])
     if decision.is_in_place:
         if torch.is_grad_enabled():
             show_written(args[0])

@@ -9,6 +9,7 @@ plain, its gradient comes to the outer tensor, where a hook notices.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ from shardwise._torch_compat import (
     forward_ad,
     has_functorch,
     is_tracing,
+    kept_version,
+    replayed_views,
     swap_impl,
 )
 from shardwise.errors import OpError
@@ -469,9 +472,20 @@ def show_written(tensor: ShardedTensor) -> None:
     state = tensor._state
     if state.beside and state.requires_grad and torch.is_grad_enabled():
         tie = state.carriers[0].reshape(-1)[:0].sum()
+        written = {id(_shown_by(carrier)) for carrier in state.carriers}
         for piece in state.beside:
-            piece.unsqueeze(0)[:0].add_(tie)
+            with replayed_views(True):  # [Note: views of nothing] in `carrying_out.py`
+                nothing = piece.unsqueeze(0)[:0]
+            # A second count would part it from the result that autograd saved of `relu_`.
+            is_counted = id(_shown_by(piece)) in written
+            with kept_version(piece) if is_counted else nullcontext():
+                nothing.add_(tie)
     show_requires_grad(tensor)
+
+
+def _shown_by(tensor: torch.Tensor) -> torch.Tensor:
+    """What the tensor is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _watch(tensor: ShardedTensor) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwise._torch_compat import replayed_views
 from shardwise.errors import OpError
 from shardwise.ops.names import functions_named
 from shardwise.ops.views import is_basic_index
@@ -64,7 +65,8 @@ def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     `torch.nn.utils.vector_to_parameters` makes it the data of `other`.
     """
     if isinstance(tensor, ShardedTensor) and tensor.shape == other.shape:
-        made: torch.Tensor = wrap(tensor._state.alias(lambda local: local.view_as(local)))
+        with replayed_views(True):  # [Note: views of nothing] in `carrying_out.py`
+            made: torch.Tensor = wrap(tensor._state.alias(lambda local: local.view_as(local)))
     else:
         made = tensor.view(other.shape)
     if isinstance(other, ShardedTensor):
