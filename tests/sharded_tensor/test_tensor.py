@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor import ShardedTensor
 from shardwise.sharded_tensor.dispatch import function_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FULL = torch.arange(15.0).view(5, 3)
 
@@ -30,7 +34,7 @@ def _says(rank: int) -> str:
     uneven = rows(sizes=[4, 0, 1])
     everywhere = shardwise.as_replicated(torch.tensor([7.5]))
     number = shardwise.as_replicated(torch.tensor(7.5))
-    elsewhere = shardwise.distribute(torch.tensor(7.5), shardwise.on_rank(1))
+    elsewhere = shardwise.distribute(torch.tensor(7), shardwise.on_rank(1))
     nothing = sharded_tensor.zeros(shardwise.chunk(0), 0)
     dist.barrier()
     if rank != 1:
@@ -74,8 +78,21 @@ def _says(rank: int) -> str:
     with pytest.raises(RuntimeError, match="no values is ambiguous"):
         bool(nothing)
     assert f"{number:.2f}" == "7.50"
-    with pytest.raises(OpError, match=r"the number, as '.2f', .*not on every rank.*st.item\(\)"):
+    with pytest.raises(OpError, match=r"the number, as '.2f', .*not on every rank.*st.full_tensor"):
         f"{elsewhere:.2f}"
+    asks: list[Callable[[Any], Any]] = [
+        bool,
+        int,
+        float,
+        complex,
+        operator.index,
+        torch.is_nonzero,
+        torch.Tensor.item,
+    ]
+    for ask in asks:  # also on the rank that has the number
+        with pytest.raises(OpError, match=r"\[rank 1\] .*every rank.*st.full_tensor\(\).item\(\)"):
+            ask(elsewhere)
+    assert elsewhere.tolist() == 7
     with pytest.raises(RuntimeError, match="a Tensor with 15 elements cannot be converted"):
         x.item()
     strict = shardwise.implicit_comm("error")
@@ -216,8 +233,8 @@ def _compared(_: int) -> None:
     with allowed, pytest.raises(AssertionError, match=r"Mismatched elements: 1 / 15"):
         torch.testing.assert_close(x, other)
     one = shardwise.distribute(torch.tensor([4.0]), shardwise.on_rank(1))
-    assert one.item() == 4.0
-    with pytest.raises(OpError, match=r"st.item\(\)"):
+    assert one.full_tensor().item() == 4.0
+    with pytest.raises(OpError, match=r"st.full_tensor\(\).item\(\)"):
         bool(one)
 
 
