@@ -323,7 +323,8 @@ class ShardedTensor(ShardedTensorBase):
         `gather(dim, index)` is torch's, with an index of whole numbers, by position or by name. By
         position, whole numbers of this tensor's own dtype and shape are an `out`.
         """
-        if index is None and is_index(live_state(self), out) and dtype is max_bytes is None:
+        is_plain_call = index is None and dtype is None and max_bytes is None
+        if is_plain_call and is_index(live_state(self), out):
             index = out
         if index is not None or dim is not None:
             given: Any = index
