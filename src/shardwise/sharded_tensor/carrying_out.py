@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise.comm.differentiable import exchange_of
+from shardwise.ops.phantoms import unit_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.entering_once import enter_once
@@ -255,7 +256,7 @@ def _write_into_tie(
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
-        return piece.sum(dtype=piece.dtype)
+        return unit_of([piece], ())  # a number by which any other can be divided
     # A view, since what is written into a view has to reach what it shows.
     some = piece if piece.dim() else piece.view(1)
     return some.narrow(0, 0, 0).view((0,) * ndim)
