@@ -168,6 +168,8 @@ def _is_inference(tensor: ShardedTensor) -> bool:
 
 @handles(_Tensor._version.__get__)
 def _version(tensor: ShardedTensor) -> int:
+    # A write counts once for each local shard that it reaches. The largest count would rise by one
+    # for the whole tensor, but miss a write that reaches another shard, as by a view.
     return sum(carrier._version for carrier in tensor._state.carriers)
 
 
