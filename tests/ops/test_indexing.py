@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shardwise
 from shardwise.comm.simulate import simulate
-from shardwise.errors import OpError
+from shardwise.errors import OpError, ShardwiseError
 from shardwise.geometry import Box, Layout
 from shardwise.testing import Sample, check_op
 from shardwise.testing.op_check import layout_kinds
@@ -53,6 +53,52 @@ def test_any_layouts(name: str, data: st.DataObject) -> None:
     drawn = [data.draw(layouts(shape=shape, world_size=3)) for shape in shapes]
     kept = [one if one.pending in (None, "sum") else one.bar for one in drawn]
     check_op(Sample(call, shapes, values=values), kept, world_size=3)
+
+
+GATHERS: dict[str, Callable[[Any, Any], Any]] = {
+    "by position": lambda x, i: x.gather(1, i),
+    "from the end": lambda x, i: x.gather(-1, i),
+    "dim by position": lambda x, i: x.gather(1, index=i),
+    "by name": lambda x, i: x.gather(dim=1, index=i),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("name", GATHERS)
+def test_the_method_gather_is_that_of_torch_if_it_gets_an_index(
+    name: str, dtype: torch.dtype
+) -> None:
+    full, index = X.to(dtype), torch.tensor([[2, 0]]).expand(7, 2)
+    alike = torch.arange(21).view(7, 3) % 3  # which could be an `out` of whole numbers
+
+    def on_rank(_: int) -> None:
+        x: Any = shardwise.distribute(
+            full, shardwise.chunk(0, ranks=range(3), device="cpu"), src_rank=None
+        )
+        of_rows = shardwise.reshard(shardwise.as_replicated(alike), x)
+        for given_index, whole in ((index, index), (of_rows, alike)):
+            found = GATHERS[name](x, given_index)
+            assert torch.equal(found.full_tensor(), GATHERS[name](full, whole))
+
+    simulate(on_rank, 3)
+
+
+def test_whole_numbers_that_can_be_an_out_of_gather_are_one() -> None:
+    full, index = torch.arange(21).view(7, 3), torch.ones(7, 3, dtype=torch.int64)
+
+    def on_rank(rank: int) -> None:
+        x: Any = shardwise.distribute(
+            full, shardwise.chunk(0, ranks=range(3), device="cpu"), src_rank=None
+        )
+        out = torch.zeros_like(full) if rank == 1 else None
+        assert x.gather(1, out) is out
+        assert out is None or torch.equal(out, full)
+        assert torch.equal(x.gather(dim=1, index=index).full_tensor(), full.gather(1, index))
+        with pytest.raises(ShardwiseError, match=r"torch.gather\(st, dim, index\)"):
+            x.gather(1, index)  # of which rank 1 alone could be the receiver
+        assert (index == 1).all()
+
+    simulate(on_rank, 3)
 
 
 def _rows() -> Any:

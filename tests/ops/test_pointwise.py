@@ -1,16 +1,21 @@
-"""What functions of elements decide: layouts in, decisions out, without processes."""
+"""What functions of elements decide, without processes, and what ranks without elements do."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests.ops.deciding import ITEMSIZE, RANKS, decide, layout, moved, pending
 
+import shardwise
+from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
 from shardwise.testing import Sample, check_op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_operands_come_together_on_the_cheaper_side() -> None:
@@ -127,11 +132,26 @@ def test_empty_boxes_of_a_weight_that_loses_its_dim_stay_empty() -> None:
     assert moved(found, number, weight) == 0
 
 
-def test_a_rank_without_the_number_that_divides_goes_on() -> None:
-    """What it computes in the number's place divides by no zero."""
+DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "%": lambda a, b: a % b,
+    "//": lambda a, b: a // b,
+    "fmod": torch.fmod,
+    "div, trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "div, floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "a number by it": lambda a, b: 7 // b,
+    "in place": lambda a, b: (a * 1).floor_divide_(b),
+}
 
-    def divided(x: Any) -> Any:
-        return 7 % x, 7 // x, torch.remainder(x, x)
 
-    sample = Sample(divided, ((),), "whole", has_grad=False, dtype=torch.int64)
-    check_op(sample, [layout("on_rank(0)", ())])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_ranks_without_the_numbers_divide_whole_numbers_too(name: str) -> None:
+    call, numbers = DIVISIONS[name], (torch.tensor(17), torch.tensor(5))
+
+    def on_rank(_: int) -> int:
+        there = shardwise.on_rank(1)
+        given = [shardwise.reshard(shardwise.as_replicated(one), there) for one in numbers]
+        found = call(*given)
+        assert found.shard_layout.ranks == (1,)
+        return int(found.full_tensor())
+
+    assert simulate(on_rank, 3).results == [int(call(*numbers))] * 3

@@ -17,6 +17,8 @@ from shardwise.sharded_tensor import seeds
 from shardwise.testing.strategies import examples, specs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.sharding_spec import ShardingSpec
 
 SHAPE = (5, 7)
@@ -73,6 +75,37 @@ def test_every_spec_and_world_size_gives_the_same_numbers(world_size: int) -> No
         for spec, numbers in zip(listed, held, strict=True):
             for kind, (found, wanted) in enumerate(zip(numbers, expected, strict=True)):
                 assert torch.equal(found, wanted), (kind, spec)
+
+
+FILLS: dict[str, Callable[[Any], Any]] = {
+    "uniform_": lambda x: x.uniform_(),
+    "normal_": lambda x: x.normal_(),
+    "bernoulli_": lambda x: x.bernoulli_(0.5),
+    "exponential_": lambda x: x.exponential_(),
+    "geometric_": lambda x: x.geometric_(0.5),
+    "log_normal_": lambda x: x.log_normal_(),
+    "cauchy_": lambda x: x.cauchy_(),
+    "random_": lambda x: x.random_(),
+    "nn.init.normal_": torch.nn.init.normal_,
+    "nn.init.kaiming_uniform_": torch.nn.init.kaiming_uniform_,
+}
+
+
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+def test_what_autograd_saved_may_not_be_filled_on_any_rank(fill: Callable[[Any], Any]) -> None:
+    def run(_: int) -> list[int]:
+        grown = []
+        for spec in (shardwise.chunk(0), shardwise.chunk(0, sizes=[1, 0, 4]), shardwise.on_rank(1)):
+            weight, x = sharded_tensor.ones(spec, SHAPE), sharded_tensor.zeros(spec, SHAPE)
+            y = (weight.requires_grad_() * x).sum()
+            before = x._version
+            fill(x)
+            grown.append(x._version - before)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.backward()
+        return grown
+
+    assert simulate(run, 3).results == [[1] * 3] * 3
 
 
 def test_fans_are_those_of_the_whole_weight() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,8 +15,13 @@ import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
-from shardwise.sharded_tensor import ShardedTensor
+from shardwise.geometry import Box, Layout
+from shardwise.sharded_tensor import ShardedTensor, implicit
 from shardwise.sharded_tensor.dispatch import function_name
+from shardwise.sharded_tensor.implicit import ImplicitCommWarning, announce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FULL = torch.arange(15.0).view(5, 3)
 
@@ -30,7 +36,7 @@ def _says(rank: int) -> str:
     uneven = rows(sizes=[4, 0, 1])
     everywhere = shardwise.as_replicated(torch.tensor([7.5]))
     number = shardwise.as_replicated(torch.tensor(7.5))
-    elsewhere = shardwise.distribute(torch.tensor(7.5), shardwise.on_rank(1))
+    elsewhere = shardwise.distribute(torch.tensor(7), shardwise.on_rank(1))
     nothing = sharded_tensor.zeros(shardwise.chunk(0), 0)
     dist.barrier()
     if rank != 1:
@@ -74,8 +80,21 @@ def _says(rank: int) -> str:
     with pytest.raises(RuntimeError, match="no values is ambiguous"):
         bool(nothing)
     assert f"{number:.2f}" == "7.50"
-    with pytest.raises(OpError, match=r"the number, as '.2f', .*not on every rank.*st.item\(\)"):
+    with pytest.raises(OpError, match=r"the number, as '.2f', .*not on every rank.*st.full_tensor"):
         f"{elsewhere:.2f}"
+    asks: list[Callable[[Any], Any]] = [
+        bool,
+        int,
+        float,
+        complex,
+        operator.index,
+        torch.is_nonzero,
+        torch.Tensor.item,
+    ]
+    for ask in asks:  # also on the rank that has the number
+        with pytest.raises(OpError, match=r"\[rank 1\] .*every rank.*st.full_tensor\(\).item\(\)"):
+            ask(elsewhere)
+    assert elsewhere.numpy() == 7
     with pytest.raises(RuntimeError, match="a Tensor with 15 elements cannot be converted"):
         x.item()
     strict = shardwise.implicit_comm("error")
@@ -216,8 +235,8 @@ def _compared(_: int) -> None:
     with allowed, pytest.raises(AssertionError, match=r"Mismatched elements: 1 / 15"):
         torch.testing.assert_close(x, other)
     one = shardwise.distribute(torch.tensor([4.0]), shardwise.on_rank(1))
-    assert one.item() == 4.0
-    with pytest.raises(OpError, match=r"st.item\(\)"):
+    assert one.full_tensor().item() == 4.0
+    with pytest.raises(OpError, match=r"st.full_tensor\(\).item\(\)"):
         bool(one)
 
 
@@ -296,6 +315,51 @@ def _without_rules(rank: int) -> None:
         assert indices.dtype == torch.int64
         assert torch.add(x.detach(), 1, out=z) is z
         assert torch.equal(z.full_tensor(), FULL + 1)
+
+
+def test_what_moves_unasked_is_told_once_per_function_and_line() -> None:
+    def run(rank: int) -> int:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            for n in range(4, 7):  # other sizes make other words
+                x, y = (sharded_tensor.ones(shardwise.chunk(dim), n, n) for dim in (0, 1))
+                with warnings.catch_warnings():  # after which Python forgets what it has shown
+                    pass
+                (x + y) * y  # two functions
+        return len(told)
+
+    assert shardwise.run_local(run, 2) == [2, 0]
+
+
+def test_filters_that_show_every_warning_or_raise_it_do_so_at_each_call() -> None:
+    rows = Layout((2, 2), [Box((0, 0), (2, 2))], [0])
+
+    def told_under(action: Any) -> int:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter(action)
+            for n in range(3):
+                announce(torch.add, [rows], n, 0)
+        return len(told)
+
+    assert told_under("ignore") == 0  # which is not to have shown it
+    for _ in range(2):
+        with pytest.raises(ImplicitCommWarning):
+            told_under("error")
+    assert [told_under("default"), told_under("default"), told_under("always")] == [1, 0, 3]
+    with pytest.raises(ImplicitCommWarning):
+        told_under("error")
+
+
+def test_lines_that_were_told_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "_MOST_KEPT", 3)
+    rows = Layout((2, 2), [Box((0, 0), (2, 2))], [0])
+    names = {"announce": announce, "add": torch.add, "rows": rows, "__name__": "cells"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for k in range(10):
+            exec(compile("announce(add, [rows], 8, 0)", f"<cell {k}>", "exec"), dict(names))
+    assert len(told) == 10
+    assert len(implicit._TOLD.get()) <= 3
 
 
 def test_functions_without_a_rule_compute_on_the_full_tensor() -> None:

@@ -24,6 +24,7 @@ import torch
 
 from shardwise._torch_compat import replayed_views
 from shardwise.comm.differentiable import exchange_of
+from shardwise.ops.phantoms import unit_of
 from shardwise.ops.work import bytes_moved
 from shardwise.sharded_tensor.deciding import call_with
 from shardwise.sharded_tensor.entering_once import enter_once
@@ -264,9 +265,7 @@ def _write_into_tie(
 
 def _phantom(piece: torch.Tensor, ndim: int) -> torch.Tensor:
     if ndim == 0:
-        # Of integers one, by which it can be divided; they have no graph.
-        has_graph = piece.is_floating_point() or piece.is_complex()
-        return piece.sum() if has_graph else piece.new_ones(())
+        return unit_of([piece], ())  # a number by which any other can be divided
     # A view, since what is written into a view has to reach what it shows.
     some = piece if piece.dim() else piece.view(1)
     return some.narrow(0, 0, 0).view((0,) * ndim)

@@ -215,7 +215,7 @@ def _zero(tensor: ShardedTensor) -> ShardedTensor:
 @handles(_Tensor.fill_, torch.fill_)
 def fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
     """`Tensor.fill_`; of a pending sum, so that the sum is the value."""
-    _check_sharded(tensor, "fill_", fix="Write plain.fill_(st.item()).")
+    _check_sharded(tensor, "fill_", fix="Write plain.fill_(st.full_tensor().item()).")
     check_writable(tensor, _Tensor.fill_)
     state = tensor._state
     if isinstance(value, torch.Tensor) and value.dim() != 0:

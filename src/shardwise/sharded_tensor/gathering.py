@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.comm.agreement import Agreement
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["GradOfPlain", "full_tensor", "gathered", "with_grad"]
+__all__ = ["GradOfPlain", "full_tensor", "gathered", "is_index", "with_grad"]
 
 GradOfPlain = Literal["same", "sum"]  # whether ranks have one gradient or each its part
 
@@ -88,6 +88,20 @@ def gathered(
         return _to_rank(state, receiver, out, wanted, max_bytes, agreement)
 
 
+def is_index(state: State, out: object) -> bool:
+    """Whether what stands where the seed's `gather` has `out` is the index of torch's `gather`.
+
+    Ranks other than `dst` give no `out`, so it may not be taken for an index there: whole numbers
+    that can be an `out` of this tensor are one.
+    """
+    if not isinstance(out, torch.Tensor) or out.dtype == torch.bool:
+        return False
+    if out.is_floating_point() or out.is_complex():
+        return False
+    is_alike = out.dtype == state.dtype and tuple(out.shape) == state.layout.shape
+    return state_or_none(out) is not None or not is_alike
+
+
 def _to_rank(
     state: State,
     rank: int,
@@ -138,6 +152,7 @@ def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> Non
             rank=state.rank,
             expected=f"None on all ranks but the one at position {dst} of the group",
             got=f"a {type(out).__name__}",
+            fix="If it is the index of torch's gather, write torch.gather(st, dim, index).",
         )
     if not isinstance(out, torch.Tensor) or state_or_none(out) is not None:
         raise ArgumentTypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -31,6 +32,9 @@ __all__ = [
 
 ImplicitComm = Literal["allow", "warn", "error"]  # what happens when data move unasked
 _POLICY: Setting[ImplicitComm] = Setting("shardwise_implicit_comm", lambda: "warn")
+# File, line and function of what was told. [Note: told once]
+_TOLD: Setting[set[tuple[str, int, Any]]] = Setting("shardwise_told", set)
+_MOST_KEPT = 4096  # notebooks and `exec` make lines without end
 
 
 class ImplicitCommWarning(UserWarning):
@@ -42,8 +46,8 @@ def implicit_comm(policy: ImplicitComm) -> Change[ImplicitComm]:
 
     That is when operands are not where the function needs them, or when it has no sharded rule and
     gathers them. Sums and statistics that a function exchanges as part of its own work are not
-    meant. "warn" (the default) warns once per place in the code, on the first rank that has any of
-    the tensors; "error" raises on all. In a `with` statement, for its block only.
+    meant. "warn" (the default) warns once per function and line of code, on the first rank that has
+    any of the tensors; "error" raises on all. In a `with` statement, for its block only.
     """
     if policy not in get_args(ImplicitComm):
         raise ArgumentValueError(
@@ -75,7 +79,38 @@ def announce(
         raise OpError(what, rank=rank, fix=fix)
     # All ranks call, with the same layouts: one of them tells it for all.
     if rank == min((layout.ranks[0] for layout in moved if layout.ranks), default=rank):
-        warnings.warn(f"{what}. {fix}", ImplicitCommWarning, stacklevel=user_level())
+        _warn_once(func, f"{what}. {fix}")
+
+
+def _warn_once(func: Any, text: str) -> None:
+    """Warns of the line of the user's code that is being run, unless that was done.
+
+    [Note: told once] Python keeps what it has shown by text, which differs with the shapes, and
+    forgets it whenever anybody changes a filter, as torch does in the middle of its functions. So
+    we keep lines ourselves, for filters that show a warning once; others see all.
+    """
+    level = user_level()
+    frame = sys._getframe(level - 1)
+    module, line = frame.f_globals.get("__name__", ""), frame.f_lineno
+    shows_once = _action(text, module, line) in ("default", "module", "once")
+    told, site = _TOLD.get(), (frame.f_code.co_filename, line, func)
+    if shows_once and site in told:
+        return
+    warnings.warn(text, ImplicitCommWarning, stacklevel=level)
+    if shows_once:  # a warning that is an error, or ignored, was not shown
+        if len(told) >= _MOST_KEPT:
+            told.clear()
+        told.add(site)
+
+
+def _action(text: str, module: str, line: int) -> str:
+    """What the first of Python's filters that fits does with the warning."""
+    for action, message, category, where, at in warnings.filters:
+        if issubclass(ImplicitCommWarning, category) and at in (0, line):
+            patterns = ((message, text), (where, module))
+            if all(pattern is None or pattern.match(given) for pattern, given in patterns):
+                return action
+    return "default"
 
 
 def announce_move(func: Any, state: State, layout: Layout) -> None:

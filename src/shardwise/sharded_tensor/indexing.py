@@ -125,7 +125,8 @@ def _as_tensors(index: Any, x: Any) -> list[Any] | None:
             if one.dtype in (torch.bool, torch.uint8) and one.dim() == 0:
                 return None
             if one.dim() == 0:
-                one = int(one.item())  # torch selects, too
+                whole = one.full_tensor() if isinstance(one, ShardedTensor) else one
+                one = int(whole.item())  # torch selects, too
             elif type(one) is torch.Tensor:
                 one = one.to(x.device)
         elif isinstance(one, bool):

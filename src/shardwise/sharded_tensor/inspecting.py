@@ -1,6 +1,7 @@
 """What a tensor says of itself: size, dtype, device; and what only a tensor in one piece can say.
 
-Nothing here communicates, except `item` of a tensor that is not on every rank.
+Nothing here communicates, so that `if rank == 0: print(loss.item())` waits for nobody: it prints
+what this rank has, or raises.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from shardwise._torch_compat import is_staged_by_dcp
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import OUTER, function_name, handles
-from shardwise.sharded_tensor.resharding import is_everywhere, replicated_state
+from shardwise.sharded_tensor.resharding import is_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
     from shardwise.sharded_tensor.tensor import ShardedTensor
 
-__all__ = ["one_element"]
+__all__: list[str] = []
 
 _Tensor: Any = torch.Tensor
 
@@ -95,27 +96,18 @@ def _cuda_array_interface(tensor: ShardedTensor) -> Any:
 
 
 def _of_element(function: Callable[..., Any], tensor: ShardedTensor) -> Any:
-    return function(one_element(tensor._state))
-
-
-def one_element(state: State) -> torch.Tensor:
-    """The only element, as a plain tensor. All ranks call it, unless all of them have it."""
-    _check_one_element(state)
-    if is_everywhere(state):
-        return state.shards[0].detach()
-    with torch.no_grad():
-        return replicated_state(state).shards[0]
+    return function(_own_element(tensor._state, function_name(function)))
 
 
 def _own_element(state: State, what: str) -> torch.Tensor:
-    """The same where nobody expects that ranks wait for each other; `what` asks for it."""
+    """The only element, as a plain tensor, of which `what` asks; raises if ranks had to send it."""
     _check_one_element(state)
     if not is_everywhere(state):
         raise OpError(
             f"{what} of a ShardedTensor that is not on every rank",
             rank=state.rank,
             got=str(state.layout),
-            fix="Ask for it by st.item(), which all ranks call.",
+            fix="Ask for it by st.full_tensor().item(), which all ranks call.",
         )
     return state.shards[0].detach()
 
@@ -176,6 +168,8 @@ def _is_inference(tensor: ShardedTensor) -> bool:
 
 @handles(_Tensor._version.__get__)
 def _version(tensor: ShardedTensor) -> int:
+    # A write counts once for each local shard that it reaches. The largest count would rise by one
+    # for the whole tensor, but miss a write that reaches another shard, as by a view.
     return sum(carrier._version for carrier in tensor._state.carriers)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from shardwise import random
 from shardwise._torch_compat import fan_of
-from shardwise.comm.differentiable import carriers_of
+from shardwise.comm.differentiable import carriers_of, count_writes
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.factories import FactoryOptions, filled
@@ -80,7 +80,10 @@ def _filled(
             if shard.requires_grad and torch.is_grad_enabled():  # no gradient flows past it
                 shard.copy_(fill(torch.empty_like(shard), box, layout.shape, key))
             else:
-                fill(shard, box, layout.shape, key)
+                fill(shard.data, box, layout.shape, key)  # of which no version is counted
+                count_writes([shard])
+        if not state.shards:  # what autograd has saved is refused on every rank
+            count_writes(state.carriers)
         return tensor
     pieces = [
         fill(torch.empty(box.shape, dtype=state.dtype, device=state.device), box, layout.shape, key)

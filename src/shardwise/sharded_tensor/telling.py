@@ -23,6 +23,7 @@ __all__ = ["ALONE", "raised_in", "tell_others"]
 _ALONE_NAMES = (
     "numpy tolist storage untyped_storage _typed_storage storage_offset storage_type data_ptr "
     "__array__ __dlpack__ __dlpack_device__ __bool__ is_nonzero __len__ __format__ __repr__ "
+    "item __float__ __int__ __complex__ __index__ "
     "is_contiguous is_pinned is_shared is_inference __deepcopy__ __reduce_ex__ "
     "_has_compatible_shallow_copy_type "
     "__get__"  # of any attribute, as `hasattr` asks for it

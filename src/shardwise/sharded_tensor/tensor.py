@@ -35,7 +35,7 @@ from shardwise.sharded_tensor.dispatch import (
     runner_of,
     sharded_arguments,
 )
-from shardwise.sharded_tensor.gathering import full_tensor, gathered, with_grad
+from shardwise.sharded_tensor.gathering import full_tensor, gathered, is_index, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of, unwrapped
 from shardwise.sharded_tensor.telling import raised_in
@@ -306,7 +306,7 @@ class ShardedTensor(ShardedTensorBase):
         """
         return full_tensor(live_state(self), grad=grad, max_bytes=max_bytes)
 
-    def gather(  # type: ignore[override]  # the seed's, which is not Tensor.gather
+    def gather(  # type: ignore[override]  # the seed's, and torch's by its arguments
         self,
         dst: int = 0,
         out: torch.Tensor | None = None,
@@ -314,13 +314,25 @@ class ShardedTensor(ShardedTensorBase):
         dtype: torch.dtype | None = None,
         *,
         max_bytes: int | None = None,
+        dim: int | None = None,
+        index: torch.Tensor | None = None,
+        sparse_grad: bool = False,
     ) -> torch.Tensor | None:
         """The whole tensor, detached, on the rank at position `dst` of the group; None elsewhere.
 
         All ranks call it. Into `out`, given there only, without a second copy; if it raises, some
         of it may have been written. The values are cast to `dtype` if there is one; the seed's
         `enforce_dtype` changes nothing.
+
+        `gather(dim, index)` is torch's, with an index of whole numbers, by position or by name. By
+        position, whole numbers of this tensor's own dtype and shape are an `out`.
         """
+        is_plain_call = index is None and dtype is None and max_bytes is None
+        if is_plain_call and is_index(live_state(self), out):
+            index = out
+        if index is not None or dim is not None:
+            given: Any = index
+            return torch.gather(self, dst if dim is None else dim, given, sparse_grad=sparse_grad)
         return gathered(live_state(self), dst, out=out, dtype=dtype, max_bytes=max_bytes)
 
     def reshard(self, resharding_spec: ShardingSpec) -> ShardedTensor:

@@ -176,7 +176,8 @@ def _inner_functions(name: str, tries: Sequence[Try]) -> str:
 
 def _refusal(tries: Sequence[Try]) -> str:
     refused = [one for one in tries if one.kind == "refused"]
-    reasons = ", ".join(sorted({one.outcome.detail for one in refused}))
+    # Layouts are those that a call happened to get.
+    reasons = ", ".join(sorted({one.outcome.detail.split(": got Layout")[0] for one in refused}))
     where = "" if len(refused) == len(tries) else f" {_where('refused', tries)}"
     return f"refused{where}: {reasons}" if where else reasons
 

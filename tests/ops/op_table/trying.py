@@ -8,7 +8,6 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import patch
 
@@ -284,14 +283,14 @@ def recorded() -> Iterator[_Notes]:
         notes.gathered.append(function_name(func))
         return fallback(func, *rest)
 
-    def note_move(message: str, *_: Any, **__: Any) -> None:
+    def note_move(func: Any, message: str) -> None:
         if " moves its tensors" in message:
             notes.moved.append(message)
 
     tensor.register_fallback(note_gather)
     try:
         with (
-            patch.object(implicit, "warnings", SimpleNamespace(warn=note_move)),
+            patch.object(implicit, "_warn_once", note_move),
             shardwise.implicit_comm("warn"),
         ):
             yield notes
