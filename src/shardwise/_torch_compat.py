@@ -65,6 +65,7 @@ __all__ = [
     "mesh_placement_types",
     "parse_to",
     "reduce_scatter_single",
+    "refuse_address",
     "remote_device",
     "rpc_rank",
     "rpc_worker_ranks",
@@ -92,6 +93,10 @@ is_tracing: Any = torch._C._is_tracing  # whether torch.jit traces
 # some ops do: tensors, their gradients, retain_graph, create_graph, inputs.
 run_backward: Any = torch.autograd.graph._engine_run_backward
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
+
+# Has torch raise where code in C asks the tensor for its memory, as `torch.utils.dlpack.to_dlpack`
+# does; a tensor made of others has none, and such code would read from address 0.
+refuse_address: Any = torch._C._set_throw_on_mutable_data_ptr
 
 # torch 2.13 has new names for the next two, and warns of the old ones.
 _dist: Any = dist

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardwise._torch_compat import forward_ad, has_functorch, has_modes, is_tracing
+from shardwise._torch_compat import (
+    forward_ad,
+    has_functorch,
+    has_modes,
+    is_tracing,
+    refuse_address,
+)
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import DEBUGGERS, is_debugging
 from shardwise.comm.differentiable import exchange
@@ -176,6 +182,7 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                 False,
                 requires_grad,
             )
+            refuse_address(made)
             made._state = state = State(
                 layout,
                 (piece,),

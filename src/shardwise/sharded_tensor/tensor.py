@@ -18,6 +18,7 @@ from shardwise._torch_compat import (
     forward_ad,
     has_functorch,
     is_tracing,
+    refuse_address,
     swap_impl,
 )
 from shardwise.errors import OpError
@@ -431,6 +432,7 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
         False,
         requires_grad,
     )
+    refuse_address(tensor)
     tensor._state = state
     if requires_grad:
         with _NoDispatch():  # as `_watch`
