@@ -74,6 +74,7 @@ __all__ = [
     "compute_by_gathering",
     "each_tensor",
     "make_wrapper",
+    "refuse_late_gradients",
     "register_fallback",
     "show_requires_grad",
     "show_written",
@@ -486,6 +487,30 @@ def _refuse_gradient(_: torch.Tensor) -> None:
 
 
 ASTRAY: Any = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+
+
+def refuse_late_gradients(state: State, now: State) -> None:
+    """Notices gradients of a graph that began at local tensors which a leaf no longer has.
+
+    The hooks are on nodes of the graph, and gone with it: who else has the local tensors may use
+    them. Moving the gradient there and then would have to be in step with backward on other ranks.
+    """
+    for carrier in state.carriers:
+        if (
+            carrier.requires_grad
+            and carrier.is_leaf
+            and all(carrier is not c for c in now.carriers)
+        ):
+            torch.autograd.graph.get_gradient_edge(carrier).node.register_prehook(_refuse_late)
+
+
+def _refuse_late(_: Any) -> None:
+    raise OpError(
+        "a gradient came for the layout that a ShardedTensor had before it was resharded in place, "
+        "or got other data, and would be lost",
+        fix="Call backward before that; or take new = shardwise.reshard(st, spec), through which "
+        "gradients flow.",
+    )
 
 
 def _transformed(func: Any, transform: str | None) -> OpError:
