@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
+from shardwise.comm.agreement import agree
+from shardwise.comm.checks import is_debugging
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
@@ -242,6 +244,9 @@ def fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
     if isinstance(value, torch.Tensor) or state.layout.pending is not None:
         is_tensor = isinstance(value, torch.Tensor)  # whose gradient is that of all elements
         return _copy(tensor, value if is_tensor else torch.as_tensor(value, dtype=state.dtype))
+    if is_debugging():
+        values = {"layout": state.layout, "dtype": state.dtype, "value": value}
+        agree("fill_", values, group=state.comm, hot=True)
     for carrier in state.carriers:
         carrier.fill_(value)
     return tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
-from shardwise.errors import OpError
+from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharded_tensor.dispatch import OUTER, function_name, handles
 from shardwise.sharded_tensor.resharding import is_everywhere, replicated_state
 from shardwise.sharded_tensor.tensor import ShardedTensor
@@ -234,6 +234,13 @@ def _version(tensor: ShardedTensor) -> int:
 def _format(tensor: ShardedTensor, spec: str) -> str:
     if tensor.dim() == 0 and spec:
         return format(_own_element(tensor._state, f"the number, as {spec!r},").item(), spec)
+    if spec:
+        raise ArgumentTypeError(
+            f"format {spec!r} of a ShardedTensor with {tensor.dim()} dims",
+            rank=tensor._state.rank,
+            expected="a tensor of one number, or no format",
+            fix="Format its numbers, st.full_tensor().tolist(), which all ranks ask for.",
+        )
     return object.__format__(tensor, spec)
 
 

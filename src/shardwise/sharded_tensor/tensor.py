@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
 _IS_COMPLEX = torch.is_complex  # which optimizers ask of every parameter at every step
+# By which code in C copies a tensor that it was given as data.
+_COPIED_IN_C = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 # torch's way to a tensor without memory. Arguments by position are parsed a third quicker: class,
 # size, strides, offset, memory format, dtype, layout, device, pinned, requires_grad.
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -209,6 +211,12 @@ class ShardedTensorBase(torch.Tensor):
         """
         if func is torch.ops.aten._local_scalar_dense.default:
             return HANDLERS[_Tensor.item](*args)
+        if func in _COPIED_IN_C:
+            raise OpError(
+                f"{func} reached a ShardedTensor from C++, by torch.tensor(st) or torch.Tensor(st)",
+                fix="Copy it by st.detach().clone(), or take the plain st.full_tensor(). In a "
+                "user's autograd.Function or torch.func, work on st.local_shards().",
+            )
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
