@@ -72,6 +72,7 @@ __all__ = [
     "norm_at_once",
     "parse_to",
     "reduce_scatter_single",
+    "refuse_address",
     "remote_device",
     "replayed_views",
     "rpc_rank",
@@ -104,6 +105,10 @@ replayed_views: Any = _force_original_view_tracking
 # `with kept_version(tensor):` what is written into it there is not counted.
 kept_version: Any = _unsafe_preserve_version_counter
 assert_async: Any = torch._assert_async  # a check of values that does not wait for the device
+
+# Has torch raise where code in C asks the tensor for its memory, as `torch.utils.dlpack.to_dlpack`
+# does; a tensor made of others has none, and such code would read from address 0.
+refuse_address: Any = torch._C._set_throw_on_mutable_data_ptr
 
 # torch 2.13 has new names for the next two, and warns of the old ones.
 _dist: Any = dist

@@ -8,13 +8,15 @@ from shardwise.modules.outputs import _collect_local_shard, _reshard_output
 from shardwise.modules.sharding import shard_module, shard_parameter
 from shardwise.sharded_tensor.distributing import distribute
 from shardwise.sharded_tensor.pickling import _get_current_process_group, load_with_process_group
+from shardwise.sharded_tensor.tensor import ShardedTensor  # noqa: TC001  # the seed hands it on
+from shardwise.sharder import Sharder  # noqa: F401  # likewise
+from shardwise.sharding_plan.api import ShardingPlan  # noqa: F401  # likewise
+from shardwise.sharding_spec import ChunkShardingSpec  # noqa: F401  # likewise
+from shardwise.sharding_spec.spec import ShardingSpec  # noqa: TC001  # likewise
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-    from shardwise.sharded_tensor import ShardedTensor
-    from shardwise.sharding_spec import ShardingSpec
 
 __all__ = [
     "_collect_local_shard",

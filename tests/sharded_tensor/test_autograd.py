@@ -9,8 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import shardwise
+from shardwise.comm.simulate import simulate
 from shardwise.errors import OpError
 from shardwise.geometry import Box, Layout
+from shardwise.sharded_tensor.to_layouts import reshard_all_in_place
 
 FULL = torch.arange(12.0).view(4, 3)
 
@@ -125,6 +127,65 @@ def _resharded(rank: int) -> None:
 
 def test_an_in_place_reshard_takes_the_gradient_along_whoever_has_one() -> None:
     shardwise.run_local(_resharded, 2, timeout=30)
+
+
+def _late(_: int) -> None:
+    """Backward of a graph that began before the tensor was laid out anew, or got other data."""
+    rows, columns = shardwise.chunk(0), shardwise.chunk(1)
+    for spec in (rows, shardwise.grid([2, 1]), rows.layout((4, 3))):  # all the same layout
+        x = leaf(rows)
+        seen: list[Any] = []
+        x.register_hook(seen.append)
+        loss = (x * FULL).full_tensor().sum()
+        x.reshard(spec)
+        loss.backward()
+        assert torch.equal(x.grad.full_tensor(), FULL)
+        assert len(seen) == 1
+        if not isinstance(spec, Layout):
+            assert x.sharding_spec() is spec
+    changes: list[Any] = [
+        lambda x: x.reshard(columns),
+        lambda x: reshard_all_in_place({"x": x}, {"x": columns}),
+        lambda x: setattr(x, "data", shardwise.distribute(FULL, columns)),
+        lambda x: setattr(x, "data", shardwise.distribute(FULL.double(), rows)),
+    ]
+    for change in changes:
+        x = leaf(rows)
+        loss = (x * FULL).full_tensor().sum()
+        change(x)
+        with pytest.raises(OpError, match=r"layout that a ShardedTensor had .*backward before"):
+            loss.backward()
+        assert x.grad is None
+        x.full_tensor().sum().backward()  # of a graph that has begun since
+        assert torch.equal(x.grad.full_tensor(), torch.ones(4, 3))
+    x = leaf(rows)
+    (held,) = x.local_shards()
+    x.reshard(columns)
+    held.tensor.sum().backward()  # who has the pieces may still use them
+    assert torch.equal(held.tensor.grad, torch.ones_like(held.tensor))
+
+
+def test_a_gradient_for_an_earlier_layout_arrives_or_is_refused() -> None:
+    simulate(_late, 2)
+
+
+def _data(_: int) -> None:
+    x = leaf(shardwise.chunk(0))
+    (x * FULL).full_tensor().sum().backward()
+    x.data = shardwise.distribute(FULL + 1, shardwise.chunk(0))
+    assert torch.equal(x.grad.full_tensor(), FULL)
+    x.data = shardwise.distribute(FULL.double(), shardwise.chunk(0))
+    assert torch.equal(x.grad.full_tensor(), FULL.double())
+    other = shardwise.distribute(FULL.double(), shardwise.chunk(1))
+    with pytest.raises(OpError, match=r"has a gradient, in another layout.*st.reshard\(spec\)"):
+        x.data = other
+    x.reshard(shardwise.chunk(1))
+    x.data = other
+    assert torch.equal(x.grad.full_tensor(), FULL.double())
+
+
+def test_other_data_leave_the_gradient_as_it_is() -> None:
+    simulate(_data, 2)
 
 
 def _plain(_: int) -> None:

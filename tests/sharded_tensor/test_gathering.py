@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.errors import AgreementError, LayoutError
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
@@ -53,6 +55,28 @@ def _dtypes(rank: int) -> None:
 
 def test_every_dtype_arrives_bit_for_bit() -> None:
     shardwise.run_local(_dtypes, 2)
+
+
+def _refused(rank: int) -> None:
+    x = sharded_tensor.ones(shardwise.chunk(0), 4, 3)
+    everywhere = sharded_tensor.ones(shardwise.replicate(), 4, 3)
+    outs: list[Any] = [
+        (x, torch.empty(1, 3).expand(4, 3), "elements have a place in memory each"),
+        (x, torch.empty(4, 3, device="meta"), "tensors with data"),
+        (x, torch.ones(4, 3).to_sparse(), "dense tensors"),
+        (x, torch.empty(4, 3, dtype=torch.complex64).conj(), "memory is their values"),
+        (x, torch.empty(4), "have size"),
+        (everywhere, everywhere.local_tensor(), "memory that nothing else"),
+    ]
+    for tensor, out, words in outs:
+        with pytest.raises((LayoutError, AgreementError, ValueError), match=words):
+            tensor.gather(0, out=out if rank == 0 else None)
+        found = tensor.gather(0)  # the group is as good as before
+        assert found is None or torch.equal(found, torch.ones(4, 3))
+
+
+def test_what_cannot_be_filled_is_refused_before_anything_is_sent() -> None:
+    shardwise.run_local(_refused, 2, timeout=30)
 
 
 def _group(rank: int) -> None:

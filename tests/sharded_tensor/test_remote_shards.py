@@ -115,6 +115,7 @@ def _module(st: ShardedTensor) -> None:
     with torch.no_grad():
         weight.data = weight.data.clone()
     _check(weight)
+    weight.grad = None
     weight.data = _made(shardwise.chunk(1), dtype=torch.float64)
     _check(weight)
 

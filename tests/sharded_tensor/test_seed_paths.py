@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import pkgutil
 from itertools import permutations
 from typing import Any
 
@@ -40,6 +41,7 @@ from shardwise.sharded_tensor.utils import (
     _parse_and_validate_remote_device,
     build_global_metadata,
     build_metadata_from_local_shards,
+    recalc_global_sharded_tensor_metadata,
 )
 from shardwise.sharding_spec import ChunkShardingSpec, ShardingSpec
 
@@ -107,6 +109,8 @@ NAMES = {
         "uniform_",
     ],
 }
+# Of which nothing is here: torch's DCP, and modules without a public name.
+ELSEWHERE = [".checkpoint", ".common_op_utils", ".op_registry_utils"]
 METHODS = [
     "_init_from_local_shards",
     "_init_from_local_shards_and_global_metadata",
@@ -151,9 +155,40 @@ def test_every_name_of_the_seed_is_here_with_its_parameters(path: str, name: str
         "ShardedTensorBase",
     ):
         mine, seeds = _parameters(ours), _parameters(theirs)
-        if path.endswith("_ops"):  # positional, by several names
-            mine, seeds = mine[:3], seeds[:3]
         assert mine[: len(seeds)] == seeds
+
+
+def _public_names() -> dict[str, list[str]]:
+    """Module -> the public names it defines; of packages and `api` modules, all of the seed's."""
+    seed: Any = importlib.import_module("torch.distributed._shard")
+    found = {}
+    paths = [info.name for info in pkgutil.walk_packages(seed.__path__, f"{seed.__name__}.")]
+    for path in [seed.__name__, *paths]:
+        own = path.removeprefix(seed.__name__)
+        if own.startswith(ELSEWHERE[0]) or "._" in own:
+            continue
+        module = importlib.import_module(path)
+        home = seed.__name__ if hasattr(module, "__path__") or own.endswith("api") else path
+        found[own] = [
+            name
+            for name, value in vars(module).items()
+            if str(getattr(value, "__module__", "")).startswith(home) and not name.startswith("_")
+        ]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*will be deprecated")
+def test_no_public_name_of_the_seed_is_missing() -> None:
+    names = _public_names()
+    for path, listed in names.items():
+        if path in ELSEWHERE:
+            assert listed == []
+            continue
+        module = importlib.import_module(f"shardwise{path}")
+        assert [name for name in listed if not hasattr(module, name)] == [], path
+    assert "equal" in names[".sharded_tensor"]
+    assert "Sharder" in names[".sharding_plan.api"]
+    assert names[".sharding_spec.chunk_sharding_spec_ops.embedding"] == ["sharded_embedding"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -316,6 +351,32 @@ def test_global_metadata_is_joined_and_checked() -> None:
         build_global_metadata([one, _rank_metadata(1, 2, torch.float64)])
     with pytest.raises(ValueError, match="do not cover the entire tensor"):
         build_global_metadata([one])
+
+
+def test_metadata_are_recalculated_along_a_dim() -> None:
+    """As the seed's, which is right where the shards come in rank order."""
+    theirs: Any = importlib.import_module("torch.distributed._shard.sharded_tensor.utils")
+    seeds: Any = importlib.import_module("torch.distributed._shard.sharded_tensor")
+    meta: Any = importlib.import_module("torch.distributed._shard.metadata")
+    for dim, sizes in ((0, [[2, 3], [0, 3], [4, 3]]), (1, [[2, 1], [2, 5]])):
+        mine = ShardedTensorMetadata(
+            [ShardMetadata([7, 7], s, f"rank:{i}/cpu") for i, s in enumerate(sizes)]
+        )
+        other = seeds.ShardedTensorMetadata(
+            [meta.ShardMetadata([7, 7], list(s), f"rank:{i}/cpu") for i, s in enumerate(sizes)]
+        )
+        recalc_global_sharded_tensor_metadata(mine, dim)
+        theirs.recalc_global_sharded_tensor_metadata(other, dim)
+        assert mine.size == other.size
+        assert list(map(str, mine.shards_metadata)) == list(map(str, other.shards_metadata))
+    turned = ShardedTensorMetadata(
+        [ShardMetadata([0, 0], [2, 3], "rank:1/cpu"), ShardMetadata([0, 0], [5, 3], "rank:0/cpu")]
+    )
+    recalc_global_sharded_tensor_metadata(turned, 0)
+    assert [m.shard_offsets for m in turned.shards_metadata] == [[5, 0], [0, 0]]
+    assert turned.size == (7, 3)
+    with pytest.raises(ValueError, match="sharded_dim"):
+        recalc_global_sharded_tensor_metadata(turned, 2)
 
 
 def test_sizes_are_flattened() -> None:

@@ -173,6 +173,7 @@ def _autograd(rank: int) -> None:
         x.copy_(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         p.fill_(1)
+    p.grad = None
     p.data = shardwise.distribute(FULL.double(), shardwise.chunk(1))  # another layout and dtype
     assert (p.dtype, p.requires_grad, p.is_leaf) == (torch.float64, True, True)
     assert torch.equal(p.full_tensor(), FULL.double())

@@ -14,7 +14,7 @@ import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.process_group import communicator
 from shardwise.comm.simulate import simulate
-from shardwise.errors import ShardwiseError
+from shardwise.errors import AgreementError, OpError, ShardwiseError
 from shardwise.partial_tensor import _PartialTensor
 
 if TYPE_CHECKING:
@@ -180,6 +180,50 @@ def _seeds(rank: int) -> None:
 
 def test_seeds_that_differ_do_not_make_replicas_differ() -> None:
     shardwise.run_local(_seeds, 2, timeout=30)
+
+
+def _debugged(rank: int) -> None:
+    x = sharded_tensor.zeros(shardwise.chunk(0), 4, 3)
+    calls: dict[str, Callable[[], Any]] = {
+        r"fill_uniform_: ranks differ in high \(rank 0: 1; rank 1: 2": lambda: (
+            torch.nn.init.uniform_(x, 0, rank + 1)
+        ),
+        r"fill_normal_: ranks differ in mean": lambda: x.normal_(rank),
+        r"fill_: ranks differ in value": lambda: torch.nn.init.constant_(x, rank),
+        r"as_replicated: ranks differ in .*size": lambda: shardwise.as_replicated(
+            torch.zeros(rank + 1)
+        ),
+        r"as_replicated: ranks differ in .*dtype": lambda: shardwise.as_replicated(
+            torch.zeros(2, dtype=torch.float64 if rank else torch.float32)
+        ),
+    }
+    for text, call in calls.items():
+        with shardwise.set_check("debug"), pytest.raises(AgreementError, match=text):
+            call()
+    with shardwise.set_check("debug"):
+        torch.nn.init.uniform_(x, 0, 2)
+
+
+def test_fills_and_replicas_that_differ_are_found_in_debug_mode() -> None:
+    simulate(_debugged, 2)
+
+
+def _refused(rank: int) -> None:
+    x = rows()
+    for call in (torch.tensor, torch.Tensor):
+        with pytest.raises(OpError, match=r"st.detach\(\).clone\(\), or .*st.full_tensor\(\)"):
+            call(x)
+    with pytest.raises(TypeError, match=r"format '.2f' of .*st.full_tensor"):
+        f"{x:.2f}"
+    assert f"{x}" == str(x)
+    piece = r"piece \[.*from the callback.*expected data, for cpu.*a meta tensor"
+    with pytest.raises(ShardwiseError, match=piece):
+        shardwise.from_callback(shardwise.chunk(0), (4, 3), lambda index: FULL[index].to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_what_has_no_data_or_no_rule_is_named() -> None:
+    simulate(_refused, 2)
 
 
 IDS = torch.tensor([1, 2, 3, 9])  # of which the last, on rank 1, is too large

@@ -21,6 +21,7 @@ __all__ = [
     "check_apart",
     "check_arguments",
     "check_list",
+    "check_out",
     "check_transfer",
     "is_writable",
     "span",
@@ -58,32 +59,38 @@ def check_arguments(transfer: Transfer, shapes: LocalShapes, members: Communicat
     _check_tensors(transfer.shards, shapes.source, members, f"{name!r} shards")
     if out is not None:
         _check_tensors(out, shapes.target, members, f"{name!r} out")
-        for tensor in out:
-            if tensor.is_conj() or tensor.is_neg():
-                raise LayoutError(
-                    f"{name!r} out",
-                    rank=rank,
-                    expected="tensors whose memory is their values",
-                    got="a conjugate or negative view",
-                    fix="Pass a tensor of its own, e.g. torch.empty_like(tensor).",
-                )
-            if not _lies_apart(tensor):
-                raise LayoutError(
-                    f"{name!r} out",
-                    rank=rank,
-                    expected="tensors whose elements have a place in memory each",
-                    got=f"one of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-                    fix="Pass a tensor of its own, e.g. torch.empty(shape), and expand later.",
-                )
-            if not is_writable(tensor):
-                raise LayoutError(
-                    f"{name!r} out",
-                    rank=rank,
-                    expected="tensors that may be written here",
-                    got="an inference tensor, outside of torch.inference_mode()",
-                    fix="Call it inside torch.inference_mode(), or pass tensors made outside.",
-                )
+        check_out(out, members, f"{name!r} out")
     return _common_dtype(transfer, rank)
+
+
+def check_out(tensors: Sequence[torch.Tensor], members: Communicator, what: str) -> None:
+    """Raises unless values can be received straight into each of these tensors."""
+    _check_dense(tensors, members, what)
+    for tensor in tensors:
+        if tensor.is_conj() or tensor.is_neg():
+            raise LayoutError(
+                what,
+                rank=members.rank,
+                expected="tensors whose memory is their values",
+                got="a conjugate or negative view",
+                fix="Pass a tensor of its own, e.g. torch.empty_like(tensor).",
+            )
+        if not _lies_apart(tensor):
+            raise LayoutError(
+                what,
+                rank=members.rank,
+                expected="tensors whose elements have a place in memory each",
+                got=f"one of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
+                fix="Pass a tensor of its own, e.g. torch.empty(shape), and expand later.",
+            )
+        if not is_writable(tensor):
+            raise LayoutError(
+                what,
+                rank=members.rank,
+                expected="tensors that may be written here",
+                got="an inference tensor, outside of torch.inference_mode()",
+                fix="Call it inside torch.inference_mode(), or pass tensors made outside.",
+            )
 
 
 def _check_tensors(
@@ -109,11 +116,15 @@ def _check_tensors(
             got=[tuple(tensor.shape) for tensor in listed],
             fix="Pass one tensor per box, in the order of layout.boxes_of(rank).",
         )
-    for tensor in listed:
+    _check_dense(listed, members, what)
+
+
+def _check_dense(tensors: Sequence[torch.Tensor], members: Communicator, what: str) -> None:
+    for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise LayoutError(
                 what,
-                rank=rank,
+                rank=members.rank,
                 expected="dense tensors",
                 got=f"one of layout {tensor.layout} and dtype {tensor.dtype}",
                 fix="Call to_dense() or dequantize() first.",
@@ -121,7 +132,7 @@ def _check_tensors(
         if tensor.is_meta and members.wire_device.type != "meta":
             raise LayoutError(
                 what,
-                rank=rank,
+                rank=members.rank,
                 expected="tensors with data",
                 got="one on the meta device",
                 fix="Materialise it first, e.g. torch.empty_like(tensor, device='cpu').",

@@ -12,6 +12,7 @@ import torch
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, LoadError
 from shardwise.sharded_optim.incompatible_keys import IncompatibleKeys
 from shardwise.sharded_optim.state_tensors import follow_parameters
+from shardwise.sharded_tensor.tensor import ShardedTensor  # noqa: F401  # the seed hands it on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

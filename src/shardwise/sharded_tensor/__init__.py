@@ -24,6 +24,16 @@ from shardwise.sharded_tensor import (  # noqa: F401  # for their handlers of to
 
 # The seed's submodules, which its users reach as attributes of this one.
 from shardwise.sharded_tensor import api, logger, reshard, utils  # noqa: F401  # the seed's  # isort: skip
+from shardwise.sharded_tensor._ops import (  # noqa: F401  # the seed's
+    allclose,
+    constant_,
+    equal,
+    kaiming_uniform_,
+    normal_,
+    sharded_embedding,
+    sharded_embedding_bag,
+    uniform_,
+)
 from shardwise.sharded_tensor.dispatch import _sharded_op_impl, custom_sharded_op_impl
 from shardwise.sharded_tensor.distributing import (
     as_local_rows,

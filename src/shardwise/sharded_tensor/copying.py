@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
+from shardwise.comm.agreement import agree
+from shardwise.comm.checks import is_debugging
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
+    refuse_late_gradients,
     show_requires_grad,
     show_written,
     user_attributes,
@@ -112,12 +115,24 @@ def _set_data(tensor: ShardedTensor, value: torch.Tensor) -> None:
             fix="Set the data of leaf tensors only.",
         )
     requires_grad = state.requires_grad
-    adopt(
-        tensor,
-        new.map(
-            lambda local: local.detach().requires_grad_(requires_grad), init_rrefs=state.init_rrefs
-        ),
+    grads = [carrier.grad for carrier in state.carriers]
+    is_same = new.layout == state.layout
+    if not is_same and any(grad is not None for grad in grads):
+        raise OpError(
+            "data = ... of a ShardedTensor that has a gradient, in another layout",
+            rank=state.rank,
+            expected=str(state.layout),
+            got=str(new.layout),
+            fix="Call st.reshard(spec) first, which moves the gradient too, or set st.grad = None.",
+        )
+    made = new.map(
+        lambda local: local.detach().requires_grad_(requires_grad), init_rrefs=state.init_rrefs
     )
+    if is_same:
+        for carrier, grad in zip(made.carriers, grads, strict=True):
+            carrier.grad = None if grad is None else grad.to(carrier)
+    refuse_late_gradients(state, made)
+    adopt(tensor, made)
     for hook in state.hooks:
         hook.attach(tensor._state)
 
@@ -229,6 +244,9 @@ def fill(tensor: ShardedTensor, value: Any) -> ShardedTensor:
     if isinstance(value, torch.Tensor) or state.layout.pending is not None:
         is_tensor = isinstance(value, torch.Tensor)  # whose gradient is that of all elements
         return _copy(tensor, value if is_tensor else torch.as_tensor(value, dtype=state.dtype))
+    if is_debugging():
+        values = {"layout": state.layout, "dtype": state.dtype, "value": value}
+        agree("fill_", values, group=state.comm, hot=True)
     for carrier in state.carriers:
         carrier.fill_(value)
     return tensor

@@ -123,6 +123,14 @@ def from_callback(
                 expected=f"a tensor of shape {box.shape}",
                 got=got,
             )
+        if piece.is_meta and device.type != "meta":
+            raise ArgumentValueError(
+                f"piece {box} from the callback",
+                rank=members.rank,
+                expected=f"data, for {device}",
+                got="a meta tensor",
+                fix="Return values; a tensor on the meta device comes of a spec on it.",
+            )
         return piece.detach().to(device=device, dtype=kind, copy=True).contiguous()
 
     return wrap(
@@ -145,7 +153,7 @@ def as_replicated(
     """A plain tensor that every rank of the group has, as a replicated one. Copies nothing.
 
     Gradients flow back to `x`, and are equal on all ranks. Nothing is sent; under
-    `shardwise.set_check("debug")` the data are compared by hash.
+    `shardwise.set_check("debug")` size, dtype and data (by hash) are compared.
     """
     members = communicator(process_group)
     _check_plain(x, "as_replicated", members.rank)

@@ -10,7 +10,7 @@ import torch
 from shardwise.arguments import whole_number
 from shardwise.comm.agreement import tell_all, to_agree_on
 from shardwise.comm.differentiable import own_parts
-from shardwise.comm.load_check import is_writable
+from shardwise.comm.load_check import check_out, span
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
@@ -158,17 +158,21 @@ def _check_out(state: State, out: object, *, is_receiver: bool, dst: int) -> Non
         raise ArgumentTypeError(
             "out of gather", rank=state.rank, expected="a plain tensor", got=type(out).__name__
         )
-    if not is_writable(out):
-        raise ArgumentValueError(
-            "out of gather",
-            rank=state.rank,
-            expected="a tensor that may be written here",
-            got="an inference tensor, outside of torch.inference_mode()",
-            fix="Call it inside torch.inference_mode(), or pass a tensor made outside.",
-        )
     if tuple(out.shape) != state.layout.shape:
         raise ArgumentValueError(
             f"Argument ``dst_tensor`` have size {tuple(out.shape)}, but should be "
             f"{state.layout.shape} (out of gather)",
             rank=state.rank,
         )
+    check_out([out], state.comm, "out of gather")
+    start, stop = span(out)
+    for shard in state.shards if out.numel() and not out.is_meta else ():
+        first, last = span(shard)
+        if shard.numel() and first < stop and start < last:
+            raise ArgumentValueError(
+                "out of gather",
+                rank=state.rank,
+                expected="memory that nothing else in the exchange uses",
+                got="a tensor that shares memory with a local shard",
+                fix="Pass a new tensor, or leave out= away.",
+            )

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwise._torch_compat import is_staged_by_dcp
-from shardwise.errors import OpError
+from shardwise.errors import ArgumentTypeError, OpError
 from shardwise.sharded_tensor.dispatch import OUTER, function_name, handles
 from shardwise.sharded_tensor.resharding import is_everywhere
+from shardwise.sharded_tensor.tensor import ShardedTensor
+from shardwise.sharded_tensor.usable import state_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardwise.sharded_tensor.state import State
-    from shardwise.sharded_tensor.tensor import ShardedTensor
 
 __all__: list[str] = []
 
@@ -30,18 +31,33 @@ _Tensor: Any = torch.Tensor
 _OUTER_ATTRIBUTES = (
     "shape dtype layout device ndim itemsize nbytes _base name output_nr volatile "
     "is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized "
-    "is_sparse is_sparse_csr is_vulkan is_xla is_xpu"
+    "is_sparse is_sparse_csr is_vulkan is_xla is_xpu _cdata"
 )
 _OUTER_METHODS = (
     "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed "
-    "stride dim_order get_device has_names is_conj is_neg is_distributed is_same_size _is_view "
-    "_use_count _is_zerotensor __len__"
+    "stride dim_order get_device has_names is_conj is_neg is_distributed _is_view "
+    "_use_count _is_zerotensor __len__ __dir__ _clear_non_serializable_cached_data"
 )
-_OUTER_FUNCTIONS = "numel is_floating_point is_complex is_signed is_conj is_neg is_same_size"
+_OUTER_FUNCTIONS = (
+    "numel is_floating_point is_complex is_signed is_conj is_neg is_distributed get_device "
+    "result_type _debug_has_internal_overlap"
+)
+# What torch says of any dense tensor of this shape and dtype: mostly that it is not sparse, nor
+# quantized or nested.
+_OUTLINE_METHODS = (
+    "dense_dim sparse_dim is_coalesced coalesce indices values _indices _values _nnz _dimI _dimV "
+    "ccol_indices crow_indices row_indices col_indices int_repr qscheme q_scale q_zero_point "
+    "q_per_channel_axis q_per_channel_scales q_per_channel_zero_points "
+    "_nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides"
+)
+_OUTLINE_FUNCTIONS = (
+    "int_repr q_scale q_zero_point q_per_channel_axis q_per_channel_scales "
+    "q_per_channel_zero_points"
+)
 # Only a tensor in one piece has these.
 _WHOLE = (
     "numpy tolist storage untyped_storage _typed_storage storage_offset storage_type "
-    "__array__ __dlpack__ __dlpack_device__"
+    "__array__ __dlpack__ __dlpack_device__ const_data_ptr"
 )
 
 
@@ -55,11 +71,46 @@ def _register() -> None:
     OUTER.update(_named(_Tensor, _OUTER_ATTRIBUTES))
     OUTER.update(_named(_Tensor, _OUTER_METHODS))
     OUTER.update(_named(torch, _OUTER_FUNCTIONS))
+    outline = {*_named(_Tensor, _OUTLINE_METHODS), *_named(torch, _OUTLINE_FUNCTIONS)}
+    for function in outline:
+        handles(function)(partial(_of_outline, function))
     for function in _named(_Tensor, _WHOLE):
         handles(function)(partial(_of_whole, function))
     handles(_Tensor.data_ptr)(_data_ptr)
+    if hasattr(_Tensor, "grad_dtype"):
+        handles(_Tensor.grad_dtype.__get__)(_grad_dtype)
+        handles(_Tensor.grad_dtype.__set__)(_set_grad_dtype)
+    handles(_Tensor.__repr__)(ShardedTensor.__repr__)
     for function in _named(_Tensor, "item __float__ __int__ __index__ __complex__"):
         handles(function)(partial(_of_element, function))
+
+
+def _of_outline(function: Callable[..., Any], tensor: ShardedTensor) -> Any:
+    one = tensor._state.carriers[0].detach().new_empty(())
+    return function(one.expand(tensor._state.layout.shape))  # without memory
+
+
+def _grad_dtype(tensor: ShardedTensor) -> torch.dtype | None:
+    found: torch.dtype | None = getattr(tensor._state.carriers[0], "grad_dtype")  # noqa: B009  # not in stubs of all versions
+    return found
+
+
+def _set_grad_dtype(tensor: ShardedTensor, dtype: torch.dtype | None) -> None:
+    for carrier in tensor._state.carriers:
+        setattr(carrier, "grad_dtype", dtype)  # noqa: B010  # as above
+
+
+@handles(_Tensor.is_same_size, torch.is_same_size)
+def _is_same_size(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.shape == other.shape
+
+
+@handles(_Tensor.is_set_to)
+def _is_set_to(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    ours, theirs = state_or_none(tensor), state_or_none(other)
+    if ours is None or theirs is None or ours.layout != theirs.layout:
+        return False  # a plain tensor has other memory, or shows it in another way
+    return all(map(_Tensor.is_set_to, ours.carriers, theirs.carriers))
 
 
 def _of_whole(
@@ -177,6 +228,13 @@ def _version(tensor: ShardedTensor) -> int:
 def _format(tensor: ShardedTensor, spec: str) -> str:
     if tensor.dim() == 0 and spec:
         return format(_own_element(tensor._state, f"the number, as {spec!r},").item(), spec)
+    if spec:
+        raise ArgumentTypeError(
+            f"format {spec!r} of a ShardedTensor with {tensor.dim()} dims",
+            rank=tensor._state.rank,
+            expected="a tensor of one number, or no format",
+            fix="Format its numbers, st.full_tensor().tolist(), which all ranks ask for.",
+        )
     return object.__format__(tensor, spec)
 
 

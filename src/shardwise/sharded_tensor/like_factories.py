@@ -11,7 +11,7 @@ from shardwise.sharded_tensor.copying import fill
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import replicated_layout
 from shardwise.sharded_tensor.sizes_and_specs import as_one, checked_size
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, compute_by_gathering, wrap
 from shardwise.sharding_spec.on_device import on_device
 
 __all__ = ["LikeOptions", "empty_like"]
@@ -90,3 +90,14 @@ def _new_zeros(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTens
 @handles(_Tensor.new_ones)
 def _new_ones(tensor: ShardedTensor, *size: Any, **options: Any) -> ShardedTensor:
     return _new_full(tensor, options.pop("size", as_one(size)), 1, **options)
+
+
+@handles(_Tensor.new_tensor)
+def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> ShardedTensor:
+    """Of numbers that every rank has; of a sharded tensor, a copy on every rank."""
+    if not isinstance(tensor, ShardedTensor) or isinstance(data, ShardedTensor):
+        return compute_by_gathering(_Tensor.new_tensor, (tensor, data), options)  # type: ignore[no-any-return]  # a tensor of a tensor
+    state = tensor._state
+    made = state.carriers[0].detach().new_tensor(data, **options)
+    layout = replicated_layout(tuple(made.shape), state)
+    return wrap(state.with_carriers([made], layout=layout, spec=None))

@@ -44,6 +44,7 @@ __all__ = [
     "joined_metadata",
     "listed_shards",
     "local_metadata",
+    "recalc_global_sharded_tensor_metadata",
     "settled_inside",
 ]
 
@@ -254,3 +255,30 @@ def build_global_metadata(
     """The metadata of the whole tensor from each rank's own, None from ranks without shards."""
     found = [(rank, m) for rank, m in enumerate(gathered_metadatas) if m is not None]
     return joined_metadata(found, recalculates=recalc_metadata)
+
+
+def recalc_global_sharded_tensor_metadata(
+    global_sharded_tensor_metadata: ShardedTensorMetadata, sharded_dim: int
+) -> None:
+    """Puts the shards behind each other along a dim, in rank order; offsets and size follow.
+
+    Changes the metadata that it is given: its list gets new shards, in the order that it had.
+    """
+    metadata = global_sharded_tensor_metadata
+    shards = metadata.shards_metadata
+    ranked = sorted(range(len(shards)), key=lambda i: rank_of(shards[i].placement))
+    if not shards or not all(0 <= sharded_dim < len(shard.shard_sizes) for shard in shards):
+        raise ArgumentValueError(
+            "sharded_dim of recalc_global_sharded_tensor_metadata",
+            expected="shards, and one of their dims",
+            got=f"{sharded_dim} of {len(shards)} shards",
+        )
+    start = 0
+    size = list(shards[0].shard_sizes)
+    for i in ranked:
+        sizes = list(shards[i].shard_sizes)
+        offsets = [start if dim == sharded_dim else 0 for dim in range(len(sizes))]
+        shards[i] = ShardMetadata(offsets, sizes, shards[i].placement)
+        start += sizes[sharded_dim]
+    size[sharded_dim] = start
+    metadata.size = torch.Size(size)

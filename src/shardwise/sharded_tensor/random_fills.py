@@ -14,6 +14,8 @@ import torch
 
 from shardwise import random
 from shardwise._torch_compat import fan_of
+from shardwise.comm.agreement import agree
+from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import carriers_of, count_writes
 from shardwise.errors import OpError
 from shardwise.sharded_tensor.dispatch import handles
@@ -73,6 +75,10 @@ def _filled(
             rank=state.rank,
             fix="Use torch.no_grad() or torch.nn.init.",
         )
+    if is_debugging():
+        drawn, numbers = getattr(fill, "func", fill), getattr(fill, "keywords", {})
+        values = {"layout": state.layout, "dtype": state.dtype, **numbers}
+        agree(f"a call of {drawn.__name__.lstrip('_')}", values, group=state.comm, hot=True)
     key = next_key(state.comm, generator)
     layout = state.layout
     if layout.pending is None:

@@ -23,6 +23,7 @@ from shardwise._torch_compat import (
     has_functorch,
     has_modes,
     is_tracing,
+    refuse_address,
     replayed_views,
 )
 from shardwise.comm.agreement import agree
@@ -183,6 +184,7 @@ def _quick_way(rule: Rule, func: Any) -> Callable[..., Any]:
                 False,
                 requires_grad,
             )
+            refuse_address(made)
             made._state = state = State(
                 layout,
                 (piece,),

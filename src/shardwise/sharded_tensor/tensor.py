@@ -20,6 +20,7 @@ from shardwise._torch_compat import (
     has_functorch,
     is_tracing,
     kept_version,
+    refuse_address,
     replayed_views,
     swap_impl,
 )
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 _NoDispatch: Any = torch._C.DisableTorchFunctionSubclass
 _Tensor: Any = torch.Tensor
 _IS_COMPLEX = torch.is_complex  # which optimizers ask of every parameter at every step
+# By which code in C copies a tensor that it was given as data.
+_COPIED_IN_C = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 # torch's way to a tensor without memory. Arguments by position are parsed a third quicker: class,
 # size, strides, offset, memory format, dtype, layout, device, pinned, requires_grad.
 make_wrapper: Any = torch.Tensor._make_wrapper_subclass
@@ -77,6 +80,7 @@ __all__ = [
     "compute_by_gathering",
     "each_tensor",
     "make_wrapper",
+    "refuse_late_gradients",
     "register_fallback",
     "show_requires_grad",
     "show_written",
@@ -211,6 +215,12 @@ class ShardedTensorBase(torch.Tensor):
         """
         if func is torch.ops.aten._local_scalar_dense.default:
             return HANDLERS[_Tensor.item](*args)
+        if func in _COPIED_IN_C:
+            raise OpError(
+                f"{func} reached a ShardedTensor from C++, by torch.tensor(st) or torch.Tensor(st)",
+                fix="Copy it by st.detach().clone(), or take the plain st.full_tensor(). In a "
+                "user's autograd.Function or torch.func, work on st.local_shards().",
+            )
         raise OpError(
             f"{func} reached a ShardedTensor from C++, past the sharded functions",
             fix="This happens in a user's autograd.Function, torch.func, vmap, forward-mode "
@@ -451,6 +461,7 @@ def wrap(state: State, cls: type[Any] | None = None) -> ShardedTensor:
         False,
         requires_grad,
     )
+    refuse_address(tensor)
     tensor._state = state
     if requires_grad:
         with _NoDispatch():  # as `_watch`
@@ -515,6 +526,30 @@ def _refuse_gradient(_: torch.Tensor) -> None:
 
 
 ASTRAY: Any = {0: _refuse_gradient}  # hooks, as torch keeps them on a tensor
+
+
+def refuse_late_gradients(state: State, now: State) -> None:
+    """Notices gradients of a graph that began at local tensors which a leaf no longer has.
+
+    The hooks are on nodes of the graph, and gone with it: who else has the local tensors may use
+    them. Moving the gradient there and then would have to be in step with backward on other ranks.
+    """
+    for carrier in state.carriers:
+        if (
+            carrier.requires_grad
+            and carrier.is_leaf
+            and all(carrier is not c for c in now.carriers)
+        ):
+            torch.autograd.graph.get_gradient_edge(carrier).node.register_prehook(_refuse_late)
+
+
+def _refuse_late(_: Any) -> None:
+    raise OpError(
+        "a gradient came for the layout that a ShardedTensor had before it was resharded in place, "
+        "or got other data, and would be lost",
+        fix="Call backward before that; or take new = shardwise.reshard(st, spec), through which "
+        "gradients flow.",
+    )
 
 
 def _transformed(func: Any, transform: str | None) -> OpError:

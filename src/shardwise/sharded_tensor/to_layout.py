@@ -21,7 +21,7 @@ from shardwise.sharded_tensor.reshard_target import reshard_to, target_of
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, wrap
+from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, refuse_late_gradients, wrap
 from shardwise.sharded_tensor.usable import check_writable, live_state, state_or_none
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
@@ -302,10 +302,12 @@ def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
         moved = reshard_to(state.map(torch.detach), target)
         is_same = moved.layout == state.layout  # of which every rank keeps its own gradients
         grad = None if is_same else _moved_gradient(state, moved)
-    land(tensor, moved.with_carriers(moved.carriers, spec=target.spec))
+    if is_same and [c.device for c in moved.carriers] == [c.device for c in state.carriers]:
+        moved = state  # the very tensors, to which a graph that has begun leads
+    land(tensor, moved.with_carriers(moved.carriers, spec=target.spec, view_of=state.view_of))
     if grad is not None:
         land_gradient(tensor, grad)
-    if is_same:
+    elif is_same and moved is not state:
         for carrier, before in zip(moved.carriers, state.carriers, strict=True):
             carrier.grad = None if before.grad is None else before.grad.to(carrier.device)
     return tensor
@@ -316,6 +318,7 @@ def land(tensor: ShardedTensor, moved: State) -> None:
     before = tensor._state
     for carrier in moved.carriers:
         carrier.requires_grad_(before.requires_grad)
+    refuse_late_gradients(before, moved)
     adopt(tensor, connect(moved.with_carriers(moved.carriers, init_rrefs=before.init_rrefs)))
     for hook in before.hooks:
         hook.attach(tensor._state)

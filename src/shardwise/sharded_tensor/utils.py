@@ -5,6 +5,7 @@ from shardwise.sharded_tensor.metadata_of_shards import (
     _parse_and_validate_remote_device,
     build_global_metadata,
     build_metadata_from_local_shards,
+    recalc_global_sharded_tensor_metadata,
 )
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "_parse_and_validate_remote_device",
     "build_global_metadata",
     "build_metadata_from_local_shards",
+    "recalc_global_sharded_tensor_metadata",
 ]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardwise.sharder import Sharder  # noqa: TC001  # the seed hands it on
 from shardwise.sharding_plan.explaining import explain_plan
 from shardwise.sharding_plan.files import (
     fields_from_plain,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardwise.sharder import Sharder
     from shardwise.sharding_plan.explaining import PlanTable
 
 __all__ = ["Meaning", "ShardingPlan", "ShardingPlanner"]

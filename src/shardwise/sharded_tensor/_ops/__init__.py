@@ -37,6 +37,29 @@ class _SeedOp(Protocol):
     ) -> Any: ...
 
 
+class _SeedComparison(Protocol):
+    def __call__(
+        self,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        process_group: Any = None,  # as the seed has it for these two
+    ) -> Any: ...
+
+
+def _seed_comparison(function: Callable[..., Any]) -> _SeedComparison:
+    def op(
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        process_group: Any = None,
+    ) -> Any:
+        return function(*args, **(kwargs or {}))
+
+    op.__name__ = op.__qualname__ = function.__name__
+    return op
+
+
 def _seed_op(function: Callable[..., Any]) -> _SeedOp:
     def op(
         types: Sequence[type],
@@ -51,8 +74,8 @@ def _seed_op(function: Callable[..., Any]) -> _SeedOp:
 
 
 # The torch function of that name, called as the seed calls its ops: types, args, kwargs, group.
-allclose = _seed_op(torch.allclose)
-equal = _seed_op(torch.equal)
+allclose = _seed_comparison(torch.allclose)
+equal = _seed_comparison(torch.equal)
 constant_ = _seed_op(torch.nn.init.constant_)
 kaiming_uniform_ = _seed_op(torch.nn.init.kaiming_uniform_)
 normal_ = _seed_op(torch.nn.init.normal_)
