@@ -120,14 +120,16 @@ def test_no_logits_travel_for_a_loss_of_many_classes() -> None:
 
 
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_rows_of_minus_infinity_are_as_in_torch(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("cut", ["chunk(1)", "chunk(1, sizes=[2, 1, 1, 2], ranks=[0, 1, 1, 0])"])
+def test_rows_of_minus_infinity_are_as_in_torch(function: Callable[..., Any], cut: str) -> None:
     full = FULL.clone()
     full[0] = -torch.inf  # all of a row
     full[1, 2:4] = -torch.inf  # all of what one rank has of it
     full[2, 0] = -torch.inf
+    full[3, [0, 1, 4, 5]] = -torch.inf  # all of two pieces of a rank
 
     def on_rank(rank: int) -> None:
-        x, reference = _given(full, "chunk(1)"), full.clone().requires_grad_()
+        x, reference = _given(full, cut), full.clone().requires_grad_()
         found, expected = function(x, 1), function(reference, 1)
         torch.testing.assert_close(found.full_tensor(), expected, equal_nan=True)
         keep = expected.detach().isfinite()
@@ -136,6 +138,12 @@ def test_rows_of_minus_infinity_are_as_in_torch(function: Callable[..., Any]) ->
         torch.where(keep, expected * weights, 0).sum().backward()
         assert reference.grad is not None
         torch.testing.assert_close(x.grad.full_tensor()[1:], reference.grad[1:])
+        target = torch.tensor([0, 1, 2, 3, 4])
+        logits, reference = _given(full, cut), full.clone().requires_grad_()
+        F.cross_entropy(logits[1:], target[1:]).backward()
+        F.cross_entropy(reference[1:], target[1:]).backward()
+        assert reference.grad is not None
+        torch.testing.assert_close(logits.grad.full_tensor(), reference.grad)
 
     simulate(on_rank, 4)
 

@@ -24,11 +24,11 @@ from shardwise.ops.phantoms import as_tie, unit_of
 from shardwise.ops.reducing import everywhere
 from shardwise.ops.rule import Decision, Need, Rule, register
 from shardwise.ops.slots import Fold, Prepared, decide_slots, wide_dtype
-from shardwise.ops.softmax import softmax_of_piece, softmax_times
+from shardwise.ops.softmax import log_sum_of_own, softmax_of_piece, softmax_times
 from shardwise.ops.terms import Reduced, terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardwise.geometry import Layout
     from shardwise.ops.beside import Beside
@@ -168,9 +168,11 @@ class _Rows(NamedTuple):
     def fold(self, x: Operand) -> Fold:
         kinds = self.kinds
 
-        def merged(partials: Tensors) -> list[torch.Tensor]:
+        def merged(
+            partials: Tensors, log_sum: Callable[[torch.Tensor], torch.Tensor]
+        ) -> list[torch.Tensor]:
             by_kind = zip(kinds, partials[0].unbind(1), strict=True)
-            return [one.logsumexp(0) if kind == "total" else one.sum(0) for kind, one in by_kind]
+            return [log_sum(one) if kind == "total" else one.sum(0) for kind, one in by_kind]
 
         def final(values: Sequence[torch.Tensor]) -> Tensors:
             loss, weight = self.loss(dict(zip(kinds, values, strict=True)))
@@ -181,10 +183,10 @@ class _Rows(NamedTuple):
         identity = tuple(-math.inf if kind == "total" else 0.0 for kind in kinds)
         return Fold(
             lambda partial, _: (partial,),
-            lambda partials: (torch.stack(merged(partials)),),
+            lambda partials: (torch.stack(merged(partials, log_sum_of_own)),),
             lambda partial: final(partial[0].unbind(0)),
             lambda _: (identity,),
-            conclude=lambda partials: final(merged(partials)),
+            conclude=lambda partials: final(merged(partials, lambda slots: slots.logsumexp(0))),
         )
 
     def loss(self, known: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

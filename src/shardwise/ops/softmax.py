@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Box
     from shardwise.ops.rule import Call, Decision
 
-__all__ = ["softmax_of_piece", "softmax_times"]
+__all__ = ["log_sum_of_own", "softmax_of_piece", "softmax_times"]
 
 
 def softmax_of_piece(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,6 +62,33 @@ def softmax_times(ctx: Any, x: torch.Tensor, own: torch.Tensor, grad: torch.Tens
     is_low = x.detach().amax(ctx.dim, keepdim=True) == -math.inf
     again = torch.softmax(x.masked_fill(is_low, 0.0), ctx.dim).masked_fill(is_low, 0.0)
     return again * grad
+
+
+def log_sum_of_own(slots: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp of those of pieces of one rank, of which other ranks may have larger ones.
+
+    The gradient of torch's is NaN where all are -inf, even if that is nothing to the whole.
+    """
+    is_low = (slots.detach() == -math.inf).all(0)
+    return _NoneOf.apply(slots.masked_fill(is_low, 0.0).logsumexp(0), slots, is_low)  # type: ignore[no-any-return, no-untyped-call]  # torch's
+
+
+class _NoneOf(torch.autograd.Function):
+    """A merged value; -inf where all slots are, which get nothing of a gradient but a NaN."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, slots: torch.Tensor, is_low: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(is_low)
+        ctx.shape = slots.shape
+        return value.masked_fill(is_low, -math.inf)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (is_low,) = ctx.saved_tensors
+        none = torch.where(is_low, grad, 0) * 0
+        return grad.masked_fill(is_low, 0.0), none.expand(ctx.shape), None
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -119,7 +146,13 @@ def _finish(dim: int, dtype: torch.dtype | None, *, is_log: bool) -> Finish:
         return torch.softmax(ones, 0, dtype)
 
     return Finish(
-        start, lambda slots: slots.logsumexp(0), (-math.inf,), end, unit, statistics_dtype
+        start,
+        lambda slots: slots.logsumexp(0),
+        (-math.inf,),
+        end,
+        unit,
+        statistics_dtype,
+        merge_own=log_sum_of_own,
     )
 
 

@@ -46,6 +46,8 @@ class Finish(NamedTuple):
     # The statistics of a cell -> more results, reduced dims kept, without gradients.
     more: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     num_more: int = 0
+    # As `merge`, of the slots of one rank, if their gradient is another while others may follow.
+    merge_own: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def wide(self, piece: torch.Tensor) -> torch.Tensor:
         """A piece in the dtype of the statistics."""
@@ -121,7 +123,7 @@ def _as_fold(finish: Finish) -> Fold:
     """How partials that are made already become slots."""
     return Fold(
         lambda partial, _: (partial,),
-        lambda partials: (finish.merge(partials[0]),),
+        lambda partials: ((finish.merge_own or finish.merge)(partials[0]),),
         lambda partial: partial,
         lambda _: (finish.identity,),
     )
