@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from functools import wraps
 from inspect import getclosurevars, unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import getweakrefs
@@ -69,7 +68,6 @@ __all__ = [
     "is_written_for_hugging_face",
     "kept_version",
     "mesh_placement_types",
-    "norm_at_once",
     "parse_to",
     "reduce_scatter_single",
     "refuse_address",
@@ -190,32 +188,6 @@ def allow_foreach(cls: type) -> None:
     for known in lists:
         if cls not in known:
             known.append(cls)
-
-
-def norm_at_once(cls: type) -> None:
-    """Has `torch.nn.utils` take norms of gradients in one list call for this class, always.
-
-    With `foreach=False` it asks for the norm of each tensor, from which no class can know that more
-    are to come. Calls without a tensor of the class are torch's, as they are.
-    """
-    clipping: Any = torch.nn.utils.clip_grad
-    of_torch = clipping._get_total_norm
-
-    @wraps(of_torch)
-    def total_norm(
-        tensors: Any,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Any:
-        if foreach is False:
-            tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            if any([isinstance(tensor, cls) for tensor in tensors]):
-                foreach = None
-        return of_torch(tensors, norm_type, error_if_nonfinite, foreach)
-
-    utils: Any = torch.nn.utils
-    clipping._get_total_norm = utils.get_total_norm = total_norm
 
 
 def current_backward() -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwise._torch_compat import norm_at_once
 from shardwise.comm.checks import should_check
 from shardwise.comm.tracing import is_watched, recorded
 from shardwise.ops.names import functions_named
@@ -23,7 +22,7 @@ from shardwise.sharded_tensor.implicit import settle
 from shardwise.sharded_tensor.resharding import replicated
 from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.state import State
-from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
+from shardwise.sharded_tensor.tensor import wrap
 from shardwise.sharded_tensor.usable import check_writable
 
 if TYPE_CHECKING:
@@ -177,6 +176,3 @@ def _unscale(
         with _told(func, members, sent):
             members.all_reduce(sent, "max")
         found_inf.copy_(sent.reshape(found_inf.shape))
-
-
-norm_at_once(ShardedTensor)
