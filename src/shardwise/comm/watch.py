@@ -51,6 +51,10 @@ _LOOK = 0.5  # between two looks
 # chooses by the tag: so many in a row reach all connections.
 _TAGS = range(0x5A60, 0x5A60 + 16)
 _LONGEST = 2000  # characters of a notice
+# What a notice is about: the rank's own failure, or that of a connection, as when a process ended.
+_FAILED, _LOST = "failed", "lost"
+_FAILED_TEXT = "another rank failed, for which this one waited"
+_LOST_TEXT = "another rank, for which this one waited, lost a connection"
 _REMEMBERED = 32  # messages of a rank to another
 
 
@@ -95,12 +99,11 @@ class Watch:
         self._lock = threading.Lock()
 
     def tell(self, problem: BaseException) -> None:
-        """Leaves a notice for ranks that wait for this one; of what broke, they know themselves."""
-        if self._is_broken:
-            return
+        """Leaves a notice for ranks that wait for this one."""
         self._num_raised += 1
         self.has_notice = True
-        text = f"{self._num_raised} {type(problem).__name__}: {problem}"
+        what = _LOST if self._is_broken else _FAILED
+        text = f"{self._num_raised} {what} {type(problem).__name__}: {problem}"
         self._write("raised", text[:_LONGEST])
 
     def comes(self) -> None:
@@ -132,7 +135,8 @@ class Watch:
         """A connection broke: raises what another rank has told, if it was because of that."""
         self._is_broken = True
         why = self._why()
-        if why is not None:
+        # What this rank lost by itself tells more than that others have lost something, too.
+        if why is not None and (self._is_in_vain or not why.startswith(_LOST_TEXT)):
             raise AgreementError(
                 why,
                 rank=self._rank,
@@ -166,9 +170,9 @@ class Watch:
 
     def _why(self) -> str | None:
         """Why this rank waits in vain, if it does."""
-        notice = next(filter(None, map(self._notice_of, self._ranks)), None)
-        if notice is not None:
-            return f"another rank failed, for which this one waited: {notice}"
+        notices = sorted(filter(None, map(self._notice_of, self._ranks)))
+        if notices:  # of those who failed first
+            return notices[0]
         return next(filter(None, map(self._difference_from, self._ranks)), None)
 
     def _write_down(self) -> None:
@@ -197,10 +201,13 @@ class Watch:
         return None
 
     def _notice_of(self, rank: int) -> str | None:
+        """What another rank has told that raised more often than this one, in words."""
         # What all ranks have raised together is over for all of them.
-        count, _, text = self._read("raised", rank).partition(" ")
-        is_news = rank != self._rank and count and int(count) > self._num_raised
-        return f"[rank {rank}] {text}" if is_news else None
+        count, _, rest = self._read("raised", rank).partition(" ")
+        if rank == self._rank or not count or int(count) <= self._num_raised:
+            return None
+        what, _, text = rest.partition(" ")
+        return f"{_FAILED_TEXT if what == _FAILED else _LOST_TEXT}: [rank {rank}] {text}"
 
     def _is_over_for(self, rank: int) -> bool:
         return bool(self._read("waits", rank)) or self._notice_of(rank) is not None

@@ -29,7 +29,7 @@ _Tensor: Any = torch.Tensor
 
 # The outer tensor knows these: it has the global size, and the dtype and device of the local ones.
 _OUTER_ATTRIBUTES = (
-    "shape dtype layout device ndim itemsize nbytes _base name output_nr volatile "
+    "shape dtype layout device ndim itemsize nbytes _base name names output_nr volatile "
     "is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized "
     "is_sparse is_sparse_csr is_vulkan is_xla is_xpu _cdata"
 )
