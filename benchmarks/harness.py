@@ -96,8 +96,16 @@ class Samples:
         """Interquartile range as a share of the median; None for a single sample."""
         if len(self.seconds) < 2:
             return None
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        low, high = self.quartiles
         return (high - low) / self.median
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Half of the samples lie between them."""
+        if len(self.seconds) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
 
 
 @dataclass(frozen=True, slots=True)

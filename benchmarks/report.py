@@ -56,6 +56,7 @@ class Bar:
     measured: float
     limit: float
     unit: str = "s"  # or "x" for a ratio, "%" for a share
+    is_clear: bool = True  # False: with as much scatter it could be the other way round
 
     @property
     def verdict(self) -> str:
@@ -66,7 +67,8 @@ class Bar:
             numbers = f"{_duration(self.measured)}, bar {_duration(self.limit)}"
         else:
             numbers = f"{self.measured:.3g} {self.unit}, bar {self.limit:.3g} {self.unit}"
-        return f"{self.what}: {numbers}: {self.verdict}"
+        scatter = "" if self.is_clear else " (within scatter)"
+        return f"{self.what}: {numbers}: {self.verdict}{scatter}"
 
 
 @dataclass(slots=True)
@@ -110,8 +112,12 @@ class Report:
             if (result.name, result.group) == (name, group):
                 ratio = result.ratio(system, to=ours)
                 if ratio is not None:
-                    what = f"{name}, {group}: {ours or result.systems[0]} / {system}"
-                    self.bars.append(Bar(what, 1 / ratio, limit, "x"))
+                    first = ours or result.systems[0]
+                    what = f"{name}, {group}: {first} / {system}"
+                    low, high = result.samples[first].quartiles
+                    least, most = (limit * time for time in result.samples[system].quartiles)
+                    is_clear = high <= least or low > most
+                    self.bars.append(Bar(what, 1 / ratio, limit, "x", is_clear))
 
     def check_count(self, what: str, *, system: str, limit: float, unit: str) -> None:
         """Notes whether the largest count of that name over all cases is at most `limit`."""

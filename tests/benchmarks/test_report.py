@@ -107,6 +107,20 @@ def test_ratios_and_counts_are_judged_too() -> None:
     assert "ours / peer: 0.5 x, bar 0.6 x: met" in printed(report)
 
 
+def test_verdicts_say_when_samples_scatter_too_much_for_them() -> None:
+    samples = {"ours": [0.9, 1.0, 1.1], "peer": [1.9, 2.0, 2.1], "wild peer": [1.0, 2.0, 4.0]}
+    report = Report("demo", results=[result_of(samples)])
+    for system in ("peer", "wild peer"):
+        for limit in (0.4, 0.6):
+            report.check_ratio("case", group="", system=system, limit=limit)
+    assert [str(bar).rpartition(": ")[-1] for bar in report.bars] == [
+        "missed",
+        "met",
+        "missed (within scatter)",
+        "met (within scatter)",
+    ]
+
+
 def test_json_has_every_sample_and_does_not_name_the_machine(tmp_path: Path) -> None:
     report = Report("demo")
     report.run([lambda: Case("sum", {"ours": lambda: sum(range(100)), "peer": None}, size=100)])
