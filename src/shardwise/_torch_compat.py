@@ -54,13 +54,13 @@ __all__ = [
     "elementwise_kernel",
     "fan_of",
     "foreach_copy",
-    "forget_rpc_groups",
     "forward_ad",
     "gradient_hooks",
     "group_store",
     "has_default_shard_order",
     "has_functorch",
     "has_modes",
+    "has_run_rpc",
     "has_saving_hooks",
     "ignore_in_ddp",
     "is_staged_by_dcp",
@@ -429,12 +429,12 @@ def _frames(*, most: int) -> Iterator[FrameType]:
         frame, most = frame.f_back, most - 1
 
 
-def forget_rpc_groups() -> None:
-    """Makes the next RPC group this process's first, by which number torch tells groups apart."""
+def has_run_rpc() -> bool:
+    """Whether this process was an RPC worker: what torch counts for that is never set back."""
     from torch.distributed import rpc
 
     private: Any = rpc
-    private._init_counter = 0
+    return rpc.is_available() and private._init_counter > 0
 
 
 def rpc_rank() -> int:

@@ -15,7 +15,7 @@ from torch import nn
 
 import shardwise
 from shardwise.errors import AgreementError, ArgumentValueError, NotInitializedError, OpError
-from shardwise.sharded_tensor import empty, full, remote_shards, zeros
+from shardwise.sharded_tensor import empty, full, zeros
 from shardwise.sharded_tensor.api import _register_remote_shards, _sharded_tensor_map
 from shardwise.sharding_spec import BlockCyclicShardingSpec, ChunkShardingSpec
 from shardwise.testing.local_run import run_local
@@ -183,33 +183,39 @@ def _message(kind: type[Exception]) -> str:
     return str(caught.value)
 
 
-def _refusals(rank: int, folder: str) -> list[str]:
+def _refusals(rank: int, rendezvous: str) -> list[str]:
     with pytest.raises(OpError, match="ShardedTensor created with init_rrefs=False, no RRefs"):
         zeros(shardwise.chunk(0), 4, 2).remote_shards()
     messages = [_message(NotInitializedError)]
     # RPC on two of three ranks: what is wrong on each reaches the others.
     if rank < 2:
-        with rpc_workers(f"{folder}/two", rank, 2):
+        with rpc_workers(rendezvous, rank, 2):
             messages.append(_message(ArgumentValueError))
             dist.barrier()
     else:
         messages.append(_message(NotInitializedError))
         dist.barrier()
-    # Other ranks in RPC than in the group; rank 1 has the same, and hears of it. A process cannot
-    # have two ranks in RPC during its life, and these are lent to other tests.
-    with rpc_workers(f"{folder}/all", rank, 3), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_shards, "rpc_rank", lambda: 2 - rank)
-        messages.append(_message(AgreementError if rank == 1 else ArgumentValueError))
-        dist.barrier()
     return messages
 
 
 def test_what_rpc_lacks_is_said_on_all_ranks(tmp_path: Path) -> None:
-    for rank, (stopped, partly, swapped) in enumerate(run_local(_refusals, 3, str(tmp_path))):
+    for rank, (stopped, partly) in enumerate(run_local(_refusals, 3, str(tmp_path / "rpc"))):
         assert f"[rank {rank}] RPC Framework needs to be initialized" in stopped
         expected = "RPC Framework" if rank == 2 else "RPC workers: expected one for each rank of"
         assert f"[rank {rank}] {expected}" in partly
-        if rank == 1:
+
+
+def _swapped(rank: int, rendezvous: str) -> str:
+    worker = 2 - rank
+    with rpc_workers(rendezvous, worker, 3):
+        message = _message(AgreementError if rank == 1 else ArgumentValueError)
+        dist.barrier()
+    return message
+
+
+def test_other_ranks_in_rpc_than_in_the_group_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    for rank, swapped in enumerate(run_local(_swapped, 3, str(tmp_path / "rpc"))):
+        if rank == 1:  # which has the same, and hears of it
             assert "failed on other ranks: rank 0: ArgumentValueError: [rank 0] Def" in swapped
         else:
             assert "Default ProcessGroup and RPC ranks must be the same" in swapped

@@ -16,6 +16,7 @@ from tests.testing.on_ranks import HANG_GUARD, busy, pid_of
 
 from shardwise.errors import RankFailure
 from shardwise.testing.local_run import run_local
+from shardwise.testing.rpc_workers import rpc_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,18 @@ def test_a_replaced_rank_finds_the_package_imported() -> None:
     with pytest.raises(RankFailure, match="division by zero"):
         run_local(lambda rank: 1 / 0, 1)
     assert run_local(lambda rank: "shardwise.modules" in sys.modules, 1) == [True]
+
+
+def _rpc_worker(rank: int, rendezvous: str, world_size: int) -> int:
+    with rpc_workers(rendezvous, rank, world_size):
+        return os.getpid()
+
+
+def test_ranks_that_have_run_rpc_are_not_lent_again(tmp_path: Path) -> None:
+    """torch's counts of RPC go on in a process: one of two groups would wait for one of one."""
+    earlier = run_local(_rpc_worker, 2, str(tmp_path / "two"), 2)
+    later = run_local(_rpc_worker, 3, str(tmp_path / "three"), 3)
+    assert set(earlier).isdisjoint(later)
 
 
 def test_what_a_call_leaves_in_a_cycle_is_gone_before_the_next() -> None:
@@ -134,6 +147,7 @@ def _output_of(script: str, tmp_path: Path) -> tuple[int, list[int]]:
 UNGUARDED = """
 import multiprocessing, os
 from shardwise.testing.local_run import run_local
+from shardwise.testing.rpc_workers import rpc_workers
 
 print(*run_local(lambda rank: os.getpid(), 2), flush=True)
 multiprocessing.set_start_method("spawn")  # raises if run_local has settled it
@@ -158,6 +172,7 @@ def test_a_script_needs_no_guard_may_fork_and_takes_its_ranks_along(tmp_path: Pa
 KILLED = """
 import os, signal, subprocess, time
 from shardwise.testing.local_run import run_local
+from shardwise.testing.rpc_workers import rpc_workers
 
 def kill_the_caller(rank, caller):
     print(rank)
@@ -181,6 +196,7 @@ INTERRUPTED = """
 import os, signal, threading, time
 from multiprocessing import forkserver
 from shardwise.testing.local_run import run_local
+from shardwise.testing.rpc_workers import rpc_workers
 
 def interrupt():
     while forkserver._forkserver._forkserver_pid is None:

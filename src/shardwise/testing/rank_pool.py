@@ -51,7 +51,7 @@ class Exited:
     story: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RankHandle:
     """One rank process, as its caller holds it."""
 
@@ -59,6 +59,7 @@ class RankHandle:
     connection: Connection[Any, Any]
     stacks: Connection[Any, Any]  # faulthandler's raw text, no messages
     imported: set[SourceFile] = field(default_factory=set)  # by its calls so far
+    is_spent: bool = False
 
     @property
     def sources(self) -> tuple[Connection[Any, Any], int]:
@@ -79,6 +80,7 @@ class RankHandle:
                 assert isinstance(message, Returned | Raised | Closed | Step)
                 if isinstance(message, Closed):
                     self.imported.update(message.imported)
+                    self.is_spent = message.is_spent
                 return message
         except (EOFError, OSError):
             pass
@@ -86,8 +88,8 @@ class RankHandle:
         return Exited(_last_words(self.process.exitcode, self.read_stacks(wait=0.0)))
 
     def is_stale(self) -> bool:
-        """Whether a module that the rank has imported was edited since."""
-        return any(SourceFile.now(file.path) != file for file in self.imported)
+        """Whether a new process would do better: a module it has imported was edited, say."""
+        return self.is_spent or any(SourceFile.now(file.path) != file for file in self.imported)
 
     def kill(self) -> None:
         """End the rank and the processes it started."""

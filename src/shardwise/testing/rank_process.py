@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shardwise._torch_compat import has_run_rpc
 from shardwise.settings import forget_settings
 from shardwise.testing.pickling import dumps_result
 from shardwise.words import headline
@@ -129,6 +130,7 @@ class Closed:
     """A rank that has left the call's process group."""
 
     imported: tuple[SourceFile, ...]  # the user's modules it has, in this call and earlier ones
+    is_spent: bool  # cannot do what a new process can
 
 
 def serve(connection: Connection[Any, Any], stacks: Connection[Any, Any]) -> None:
@@ -293,7 +295,7 @@ def _close(kept: _Kept) -> Closed | Raised:
     # A group that is held in a cycle, as by an exception that was caught, would end in whichever
     # process collects it: in a fork of this one without the group's threads, with a fault.
     gc.collect()
-    return Closed(kept.imported())
+    return Closed(kept.imported(), is_spent=has_run_rpc())
 
 
 def _raised(error: BaseException, verdict: str) -> Raised:
