@@ -20,6 +20,7 @@ from shardwise.comm.checks import is_debugging
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
+from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
@@ -29,7 +30,7 @@ from shardwise.sharded_tensor.tensor import (
     user_attributes,
     wrap,
 )
-from shardwise.sharded_tensor.usable import check_writable
+from shardwise.sharded_tensor.usable import check_writable, state_or_none
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
@@ -175,6 +176,8 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     check_writable(tensor, _Tensor.copy_)
     if isinstance(source, ShardedTensor):
         check_one_group("copy_", [state, source._state])
+    if is_debugging() and not source.is_meta:
+        compare_calls(_Tensor.copy_, [state, state_or_none(source) or source])
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)
