@@ -4,7 +4,8 @@
 a Parameter of the converted tensor (`converted.detach().requires_grad_()`), and swaps the two
 objects with all that is on them. A plain parameter keeps its attributes and hooks, since of that
 one the data are set. So that a sharded one keeps them too, the question notes on the converted
-tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks.
+tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks. Where
+nothing was converted, the local tensors stay the very same, to which a graph that has begun leads.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def _clone(
 @handles(_Tensor.detach, torch.detach)
 def _detach(tensor: ShardedTensor) -> ShardedTensor:
     state = tensor._state
-    made = wrap(state.alias(torch.detach))
     parameter, state.converted_from = state.converted_from, None
+    is_same = parameter is tensor  # nothing was converted
+    made = wrap(state.alias((lambda local: local) if is_same else torch.detach))
     if parameter is not None:  # [Note: Module.to]
         _copy_attributes(parameter, made)
         made._state.converted_from = parameter

@@ -543,8 +543,8 @@ def refuse_late_gradients(state: State, now: State) -> None:
 
 def _refuse_late(_: Any) -> None:
     raise OpError(
-        "a gradient came for the layout that a ShardedTensor had before it was resharded in place, "
-        "or got other data, and would be lost",
+        "a gradient came for the layout that a ShardedTensor had before it was resharded in place "
+        "or converted, or got other data, and would be lost",
         fix="Call backward before that; or take new = shardwise.reshard(st, spec), through which "
         "gradients flow.",
     )
