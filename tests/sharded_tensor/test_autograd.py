@@ -169,6 +169,32 @@ def test_a_gradient_for_an_earlier_layout_arrives_or_is_refused() -> None:
     simulate(_late, 2)
 
 
+def _converted(_: int) -> None:
+    """Backward of a graph that began before `Module.to`, which may change nothing."""
+    for spec in (shardwise.chunk(0), shardwise.on_rank(1), shardwise.block_cyclic(0, 1)):
+        module = torch.nn.Linear(3, 4, bias=False)
+        module.weight = torch.nn.Parameter(leaf(spec).detach())
+        weight: Any = module.weight
+        seen: list[Any] = []
+        weight.register_hook(lambda _, seen=seen: seen.append(1))
+        loss = (weight * FULL).full_tensor().sum()
+        module.to("cpu").float()
+        loss.backward()
+        assert torch.equal(weight.grad.full_tensor(), FULL)
+        assert len(seen) == 1
+        weight.grad = None
+        loss = (weight * FULL).full_tensor().sum()
+        module.double()
+        with pytest.raises(OpError, match=r"resharded in place or converted.*backward before"):
+            loss.backward()
+        (weight * FULL).full_tensor().sum().backward()
+        assert torch.equal(weight.grad.full_tensor(), FULL.double())
+
+
+def test_a_gradient_arrives_in_a_module_that_is_where_it_was_or_is_refused() -> None:
+    simulate(_converted, 2)
+
+
 def _data(_: int) -> None:
     x = leaf(shardwise.chunk(0))
     (x * FULL).full_tensor().sum().backward()

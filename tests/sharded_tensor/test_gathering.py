@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.comm.simulate import simulate
 from shardwise.errors import AgreementError, LayoutError
 
 DTYPES = [
@@ -51,6 +52,22 @@ def _dtypes(rank: int) -> None:
     assert found is None or found.tolist() == large.tolist()
     found = x.gather(0, dtype=torch.float64)
     assert found is None or torch.equal(found, large.double())
+
+
+def _other_whole_numbers(rank: int) -> None:
+    """An `out` that looks like the index of torch's `gather` is one, as `out=` always."""
+    for dtype in (torch.float32, torch.int32):
+        x: Any = sharded_tensor.ones(shardwise.chunk(0), 4, 3, dtype=dtype)
+        out = torch.zeros(4, 3, dtype=torch.int64) if rank == 1 else None
+        assert x.gather(1, out=out) is out
+        assert out is None or (out == 1).all()
+    out = None if out is None else out.zero_()
+    assert x.gather(1, out) is out  # of a tensor of whole numbers
+    assert out is None or (out == 1).all()
+
+
+def test_an_out_may_have_other_whole_numbers_than_the_tensor() -> None:
+    simulate(_other_whole_numbers, 2)
 
 
 def test_every_dtype_arrives_bit_for_bit() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardwise
@@ -112,6 +112,34 @@ def test_own_parts_of_the_gradient_are_summed_on_the_way_back(way: list[Layout])
     (total * full * full * weights(full.shape)).sum().backward()
     assert full.grad is not None
     check_grads(simulate(run, WORLD_SIZE).results, way[0], full.grad)
+
+
+# Both ranks have the same pieces, of which the second and third are the same empty box.
+TWICE_EMPTY = shardwise.grid([2, 3], ranks=[[0, 1]] * 6, device="cpu").layout((4, 1))
+
+
+@given(layouts(world_size=WORLD_SIZE).filter(lambda layout: layout.pending is None))
+@example(TWICE_EMPTY)
+def test_own_parts_of_pieces_are_summed_over_their_replicas(layout: Layout) -> None:
+    def run(rank: int) -> tuple[Layout, list[torch.Tensor]]:
+        x = leaf(layout)
+        boxes = layout.boxes_of(rank)
+        pieces = [shard.tensor for shard in x.local_shards(grad="sum")]
+        assert [tuple(piece.shape) for piece in pieces] == [box.shape for box in boxes]
+        for piece, box in zip(pieces, boxes, strict=True):
+            assert torch.equal(piece.detach(), full[box.slices()])
+        parts = [(piece**2).sum() * (rank + 1) for piece in pieces]
+        if not parts:  # replicas send each other their parts, which concerns nobody else
+            return layout, []
+        torch.stack(parts).sum().backward()
+        return local_grads(x)
+
+    full = value_of(layout).detach()
+    ranks = torch.zeros_like(full)
+    for rank in range(WORLD_SIZE):
+        for box in layout.boxes_of(rank):
+            ranks[box.slices()] += rank + 1
+    check_grads(simulate(run, WORLD_SIZE).results, layout, 2 * full * ranks)
 
 
 @given(ways())

@@ -190,6 +190,7 @@ def _debugged(rank: int) -> None:
         ),
         r"fill_normal_: ranks differ in mean": lambda: x.normal_(rank),
         r"fill_: ranks differ in value": lambda: torch.nn.init.constant_(x, rank),
+        r"copy_: ranks differ in plain tensors": lambda: x.copy_(torch.full((4, 3), rank)),
         r"as_replicated: ranks differ in .*size": lambda: shardwise.as_replicated(
             torch.zeros(rank + 1)
         ),
@@ -202,9 +203,10 @@ def _debugged(rank: int) -> None:
             call()
     with shardwise.set_check("debug"):
         torch.nn.init.uniform_(x, 0, 2)
+        x.copy_(sharded_tensor.ones(shardwise.chunk(1), 4, 3))
 
 
-def test_fills_and_replicas_that_differ_are_found_in_debug_mode() -> None:
+def test_fills_copies_and_replicas_that_differ_are_found_in_debug_mode() -> None:
     simulate(_debugged, 2)
 
 

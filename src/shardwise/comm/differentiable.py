@@ -99,8 +99,8 @@ class Exchange:
         """The way of the gradient. [Note: gradients]"""
         rank = self.members.rank
         devices = first_terms(self.target_devices, self.target, rank)
-        if self.work is not None and (groups := term_groups(self.work, rank)) is not None:
-            devices = tuple([devices[k] for k in groups])
+        if self.work_groups is not None:
+            devices = tuple([devices[k] for k in self.work_groups])
         return replace(
             self,
             work=None,
@@ -109,6 +109,20 @@ class Exchange:
             source_devices=devices,
             target_devices=first_terms(self.source_devices, self.source, rank),
         )
+
+    @cached_property
+    def work_groups(self) -> tuple[int, ...] | None:
+        """For each local entry of the work its position in the target; None if they are the same.
+
+        The target may have an empty box twice, of which the work's own `bar` would have one.
+        """
+        if self.work is None:
+            return None
+        boxes, there = (one.boxes_of(self.members.rank) for one in (self.work, self.target))
+        if boxes == there:
+            return None
+        first = {box: k for k, box in reversed(list(enumerate(there)))}
+        return tuple([first[box] for box in boxes])
 
     @cached_property
     def is_differentiable(self) -> bool:
@@ -204,8 +218,7 @@ def exchange(
 
 
 def _one_per_work(job: Exchange, carriers: Carriers) -> Carriers:
-    assert job.work is not None
-    groups = term_groups(job.work, job.members.rank)
+    groups = job.work_groups
     return carriers if groups is None else tuple([carriers[k] for k in groups])
 
 

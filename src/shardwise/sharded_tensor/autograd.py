@@ -15,7 +15,12 @@ from shardwise.comm.term_gradients import merge_terms, spread_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.state import Seen, check_requires_grad
-from shardwise.sharded_tensor.tensor import ShardedTensor, show_requires_grad, wrap
+from shardwise.sharded_tensor.tensor import (
+    ShardedTensor,
+    refuse_late_gradients,
+    show_requires_grad,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +55,7 @@ def set_requires_grad(tensor: ShardedTensor, requires_grad: bool = True) -> Shar
     show_requires_grad(tensor)
     parameter, state.converted_from = state.converted_from, None
     if parameter is not None and requires_grad:  # [Note: Module.to] in copying.py
+        refuse_late_gradients(parameter._state, state)
         for hook in list(parameter._state.hooks):
             hook.attach(state)
     return tensor

@@ -4,7 +4,8 @@
 a Parameter of the converted tensor (`converted.detach().requires_grad_()`), and swaps the two
 objects with all that is on them. A plain parameter keeps its attributes and hooks, since of that
 one the data are set. So that a sharded one keeps them too, the question notes on the converted
-tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks.
+tensor where it comes from, `detach` hands the attributes on, and `requires_grad_` the hooks. Where
+nothing was converted, the local tensors stay the very same, to which a graph that has begun leads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shardwise.comm.checks import is_debugging
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.dispatch import handles
 from shardwise.sharded_tensor.resharding import check_one_group, cut_state, reshard_state
+from shardwise.sharded_tensor.running import compare_calls
 from shardwise.sharded_tensor.tensor import (
     ShardedTensor,
     adopt,
@@ -29,7 +31,7 @@ from shardwise.sharded_tensor.tensor import (
     user_attributes,
     wrap,
 )
-from shardwise.sharded_tensor.usable import check_writable
+from shardwise.sharded_tensor.usable import check_writable, state_or_none
 
 if TYPE_CHECKING:
     from shardwise.sharded_tensor.state import State
@@ -54,8 +56,9 @@ def _clone(
 @handles(_Tensor.detach, torch.detach)
 def _detach(tensor: ShardedTensor) -> ShardedTensor:
     state = tensor._state
-    made = wrap(state.alias(torch.detach))
     parameter, state.converted_from = state.converted_from, None
+    is_same = parameter is tensor  # nothing was converted
+    made = wrap(state.alias((lambda local: local) if is_same else torch.detach))
     if parameter is not None:  # [Note: Module.to]
         _copy_attributes(parameter, made)
         made._state.converted_from = parameter
@@ -175,6 +178,8 @@ def _copy(tensor: ShardedTensor, source: torch.Tensor, non_blocking: bool = Fals
     check_writable(tensor, _Tensor.copy_)
     if isinstance(source, ShardedTensor):
         check_one_group("copy_", [state, source._state])
+    if is_debugging() and not source.is_meta:
+        compare_calls(_Tensor.copy_, [state, state_or_none(source) or source])
     values = _in_layout_of(state, source)
     for local, value in zip(state.carriers, values.carriers, strict=True):
         local.copy_(value, non_blocking)

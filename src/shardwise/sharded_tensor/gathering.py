@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -14,13 +15,18 @@ from shardwise.comm.load_check import check_out, span
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
-from shardwise.sharded_tensor.usable import state_or_none
+from shardwise.sharded_tensor.usable import live_state, state_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwise.comm.agreement import Agreement
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["GradOfPlain", "full_tensor", "gathered", "is_index", "with_grad"]
+__all__ = ["GradOfPlain", "full_tensor", "gathered", "takes_index", "with_grad"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 GradOfPlain = Literal["same", "sum"]  # whether ranks have one gradient or each its part
 
@@ -88,18 +94,38 @@ def gathered(
         return _to_rank(state, receiver, out, wanted, max_bytes, agreement)
 
 
-def is_index(state: State, out: object) -> bool:
+def takes_index(gather: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The method `gather`, which gets as `index` what torch's `gather` takes by position.
+
+    It stands where the seed's has `out`; given as `out=` it is that.
+    """
+    method: Any = gather
+
+    @wraps(gather)
+    def by_position(*args: _P.args, **options: _P.kwargs) -> _T:
+        given: Any = args
+        is_plain_call = len(given) == 3 and options.keys() <= {"sparse_grad"}
+        if is_plain_call and _is_index(live_state(given[0]), given[2]):
+            return method(*given[:2], index=given[2], **options)  # type: ignore[no-any-return]  # as the method's
+        return gather(*args, **options)
+
+    return by_position
+
+
+def _is_index(state: State, out: object) -> bool:
     """Whether what stands where the seed's `gather` has `out` is the index of torch's `gather`.
 
     Ranks other than `dst` give no `out`, so it may not be taken for an index there: whole numbers
     that can be an `out` of this tensor are one.
     """
-    if not isinstance(out, torch.Tensor) or out.dtype == torch.bool:
+    if not isinstance(out, torch.Tensor) or not _is_whole(out.dtype):
         return False
-    if out.is_floating_point() or out.is_complex():
-        return False
-    is_alike = out.dtype == state.dtype and tuple(out.shape) == state.layout.shape
+    is_alike = _is_whole(state.dtype) and tuple(out.shape) == state.layout.shape
     return state_or_none(out) is not None or not is_alike
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def _to_rank(

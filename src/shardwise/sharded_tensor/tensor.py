@@ -36,7 +36,7 @@ from shardwise.sharded_tensor.dispatch import (
     runner_of,
     sharded_arguments,
 )
-from shardwise.sharded_tensor.gathering import full_tensor, gathered, is_index, with_grad
+from shardwise.sharded_tensor.gathering import full_tensor, gathered, takes_index, with_grad
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of, unwrapped
 from shardwise.sharded_tensor.telling import raised_in
@@ -316,6 +316,7 @@ class ShardedTensor(ShardedTensorBase):
         """
         return full_tensor(live_state(self), grad=grad, max_bytes=max_bytes)
 
+    @takes_index
     def gather(  # type: ignore[override]  # the seed's, and torch's by its arguments
         self,
         dst: int = 0,
@@ -335,11 +336,8 @@ class ShardedTensor(ShardedTensorBase):
         `enforce_dtype` changes nothing.
 
         `gather(dim, index)` is torch's, with an index of whole numbers, by position or by name. By
-        position, whole numbers of this tensor's own dtype and shape are an `out`.
+        position, whole numbers that could be an `out` of a tensor of whole numbers are one.
         """
-        is_plain_call = index is None and dtype is None and max_bytes is None
-        if is_plain_call and is_index(live_state(self), out):
-            index = out
         if index is not None or dim is not None:
             given: Any = index
             return torch.gather(self, dst if dim is None else dim, given, sparse_grad=sparse_grad)
@@ -545,8 +543,8 @@ def refuse_late_gradients(state: State, now: State) -> None:
 
 def _refuse_late(_: Any) -> None:
     raise OpError(
-        "a gradient came for the layout that a ShardedTensor had before it was resharded in place, "
-        "or got other data, and would be lost",
+        "a gradient came for the layout that a ShardedTensor had before it was resharded in place "
+        "or converted, or got other data, and would be lost",
         fix="Call backward before that; or take new = shardwise.reshard(st, spec), through which "
         "gradients flow.",
     )
