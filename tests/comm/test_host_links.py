@@ -120,6 +120,35 @@ def test_a_rank_that_comes_late_does_not_take_what_was_left_for_a_meeting() -> N
     assert second.hear(1, 60) == {}
 
 
+@pytest.mark.parametrize("closes", ["the rank", "the fork"])
+def test_a_fork_of_a_rank_neither_keeps_its_links_nor_ends_them(closes: str) -> None:
+    """Workers of a data loader have the sockets of the rank that forked them."""
+    first, second = _offered(2)
+    lives, ends = os.pipe()
+    ready, closed = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that a fork has not
+        fork = os.fork()
+    if fork == 0:
+        os.close(ends)
+        if closes == "the fork":
+            first.close()
+        os.write(closed, b"!")
+        os.read(lives, 1)  # until the test ends
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        first.tell(1, b"a")
+        if closes == "the rank":
+            first.close()
+        second.tell(1, b"b")
+        assert second.hear(1, 10) == ({} if closes == "the rank" else {0: b"a"})
+    finally:
+        for one in (lives, ends, ready, closed):
+            os.close(one)
+        os.waitpid(fork, 0)
+
+
 def test_a_rank_that_cannot_be_reached_keeps_all_from_links(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

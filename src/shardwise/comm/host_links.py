@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 import select
 import socket
@@ -61,7 +62,7 @@ class HostLinks:
         self._broken: set[int] = set()  # positions of ranks that are gone
         # A socket that is not closed when it dies is warned of.
         self._sockets: list[socket.socket] = []
-        self.close = weakref.finalize(self, _close_all, self._sockets)
+        self.close = weakref.finalize(self, _close_all, self._sockets, os.getpid())
 
     def word(self) -> bytes:
         """What all ranks are to be told next; nothing once all is said."""
@@ -202,6 +203,10 @@ def _received(link: socket.socket) -> bytes:
         return b""
 
 
-def _close_all(sockets: list[socket.socket]) -> None:
+def _close_all(sockets: list[socket.socket], owner: int) -> None:
+    is_owner = os.getpid() == owner  # and no fork of it, as the workers of a data loader are
     for one in sockets:
+        if is_owner:  # a fork has the sockets, too: closed here alone, they stay connected
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         one.close()
