@@ -184,7 +184,7 @@ class RollCall:
         return [one[_DIGEST_AT : _DIGEST_AT + one[0]] for one in found]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
-        return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
+        return _Book(group_store(group), self._name, self._number, self._ranks)
 
     def _wait(self, work: dist.Work, book: _Book, timeout: float) -> None:
         try:
