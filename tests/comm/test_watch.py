@@ -17,9 +17,10 @@ import torch.nn.functional as F
 
 import shardwise
 from shardwise import sharded_tensor
-from shardwise._torch_compat import HashStore
-from shardwise.comm import communicator, executor, short, watch
+from shardwise._torch_compat import HashStore, group_store
+from shardwise.comm import batch, communicator, executor, short, watch
 from shardwise.comm.agreement import heard_by_all
+from shardwise.comm.alike import FEWEST
 from shardwise.comm.marks import mark_of
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AbsentRanksError, AgreementError, OpError
@@ -174,6 +175,45 @@ def _one_rank_fails_when_all_has_left(rank: int, call: str) -> str:
 def test_a_group_goes_on_if_a_rank_failed_when_all_that_it_sends_had_left(call: str) -> None:
     results = shardwise.run_local(_one_rank_fails_when_all_has_left, 3, call)
     assert results == ["goes on"] * 3
+
+
+def _one_rank_fails_while_the_last_of_several_exchanges_flies(rank: int) -> str:
+    """It makes the results of the one before, while messages of others are yet to come."""
+    full = torch.arange(36.0).view(6, 6)
+    xs: list[Any] = [shardwise.distribute(full, shardwise.chunk(1)) for _ in range(2 * FEWEST)]
+    rows = shardwise.chunk(0)
+    store = group_store(dist.group.WORLD)  # type: ignore[arg-type]  # there is one
+    launch, num_launched = executor._launch, 0
+
+    def comes_late(*args: Any) -> Any:
+        nonlocal num_launched
+        num_launched += 1
+        if num_launched == 2:
+            store.wait(["failed"])
+        return launch(*args)
+
+    def fails(*_: object) -> None:
+        threading.Timer(0.2, store.set, ("failed", "")).start()
+        raise MemoryError("none left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "_SLICE", 1)
+        if rank == 0:
+            patch.setattr(batch.Batch, "hand_out", fails)
+            with pytest.raises(MemoryError, match="none left"):
+                shardwise.reshard_all(xs, rows)
+        else:
+            patch.setattr(executor, "_launch", comes_late)
+            shardwise.reshard_all(xs, rows)
+            assert num_launched == 2
+    for _ in range(2):
+        assert torch.equal(shardwise.reshard(xs[0], rows).full_tensor(), full)
+    return "goes on"
+
+
+def test_a_group_goes_on_if_a_rank_failed_while_its_last_messages_fly() -> None:
+    run = _one_rank_fails_while_the_last_of_several_exchanges_flies
+    assert shardwise.run_local(run, 3) == ["goes on"] * 3
 
 
 def _one_rank_is_elsewhere(rank: int, how: str) -> str:
