@@ -99,6 +99,18 @@ def test_a_rank_that_waits_is_woken() -> None:
     timer.join()
 
 
+@pytest.mark.parametrize("gone", [1, 2])
+def test_the_end_of_any_rank_is_seen_while_others_are_waited_for(gone: int) -> None:
+    ranks = _offered(3)
+    timer = threading.Timer(0.1, ranks[gone].close)
+    timer.start()
+    began = time.monotonic()
+    assert ranks[0].hear(1, 60) == {}
+    assert time.monotonic() - began < 30
+    assert ranks[0].gone == {gone}
+    timer.join()
+
+
 def test_the_end_of_a_rank_is_seen_at_once() -> None:
     first, second, third = _offered(3)
     third.tell(1, b"here")
