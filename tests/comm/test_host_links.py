@@ -99,6 +99,18 @@ def test_a_rank_that_waits_is_woken() -> None:
     timer.join()
 
 
+@pytest.mark.parametrize("gone", [1, 2])
+def test_the_end_of_any_rank_is_seen_while_others_are_waited_for(gone: int) -> None:
+    ranks = _offered(3)
+    timer = threading.Timer(0.1, ranks[gone].close)
+    timer.start()
+    began = time.monotonic()
+    assert ranks[0].hear(1, 60) == {}
+    assert time.monotonic() - began < 30
+    assert ranks[0].gone == {gone}
+    timer.join()
+
+
 def test_the_end_of_a_rank_is_seen_at_once() -> None:
     first, second, third = _offered(3)
     third.tell(1, b"here")
@@ -118,6 +130,35 @@ def test_a_rank_that_comes_late_does_not_take_what_was_left_for_a_meeting() -> N
     first.close()
     second.tell(1, b"b")
     assert second.hear(1, 60) == {}
+
+
+@pytest.mark.parametrize("closes", ["the rank", "the fork"])
+def test_a_fork_of_a_rank_neither_keeps_its_links_nor_ends_them(closes: str) -> None:
+    """Workers of a data loader have the sockets of the rank that forked them."""
+    first, second = _offered(2)
+    lives, ends = os.pipe()
+    ready, closed = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that a fork has not
+        fork = os.fork()
+    if fork == 0:
+        os.close(ends)
+        if closes == "the fork":
+            first.close()
+        os.write(closed, b"!")
+        os.read(lives, 1)  # until the test ends
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        first.tell(1, b"a")
+        if closes == "the rank":
+            first.close()
+        second.tell(1, b"b")
+        assert second.hear(1, 10) == ({} if closes == "the rank" else {0: b"a"})
+    finally:
+        for one in (lives, ends, ready, closed):
+            os.close(one)
+        os.waitpid(fork, 0)
 
 
 def test_a_rank_that_cannot_be_reached_keeps_all_from_links(

@@ -212,11 +212,11 @@ def _links_of(members: Communicator) -> Any:
     return known._roll_call._links
 
 
-def _compare(group: Communicator, rank: int) -> AbsentRanksError:
+def _compare(group: Communicator, rank: int, *, timeout: float = 1) -> AbsentRanksError:
     """The error of a comparison that must neither succeed nor hang."""
     began = time.monotonic()
     with pytest.raises(AbsentRanksError) as caught:
-        group.compare(bytes([rank]), timeout=1)
+        group.compare(bytes([rank]), timeout=timeout)
     assert time.monotonic() - began < HANG_GUARD
     return caught.value
 
@@ -273,6 +273,30 @@ def test_a_rank_that_comes_late_raises_too(has_links: bool) -> None:
         late = "this rank came too late, after the others had waited 1 s"
         told = late if rank in (1, 3) else "ranks 1, 3 did not come within 1 s"
         assert text.startswith(f"[rank {rank}] {told}")
+
+
+def test_a_rank_that_ended_is_named_and_not_one_that_comes_after_others_have_seen_it() -> None:
+    def compare(rank: int) -> tuple[str, tuple[int, ...]] | None:
+        bell = dist.new_group([0, 2])
+        for _ in range(_UNTIL_LINKS):
+            communicator().compare(b"\x01", timeout=10)
+        if rank == 1:
+            _links_of(communicator()).close()  # as if its process had ended
+            return None
+        if rank == 2:
+            dist.recv(torch.zeros(1), 0, group=bell)
+        error = _compare(communicator(), rank, timeout=30)
+        if rank == 0:
+            dist.send(torch.zeros(1), 2, group=bell)
+        return str(error), error.ranks
+
+    first, _, last = run_local(compare, 3)
+    for rank, found in ((0, first), (2, last)):
+        assert found is not None
+        text, ranks = found
+        told = f"[rank {rank}] a connection broke while ranks compared arguments, rank 1 missing. "
+        assert text.startswith(told)
+        assert ranks == (1,)
 
 
 def test_a_backend_that_leaves_connections_open_is_polled() -> None:
@@ -392,7 +416,7 @@ def test_a_comparison_that_is_interrupted_on_one_rank_keeps_ranks_in_step(at: in
             if rank == 1 and number == at:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(RollCall, "_wait", interrupted)
-                    patch.setattr(host_links.HostLinks, "_hear_one", interrupted)
+                    patch.setattr(host_links.HostLinks, "hear", interrupted)
                     with pytest.raises(KeyboardInterrupt):
                         members.compare(bytes([number, rank]), timeout=20)
             else:

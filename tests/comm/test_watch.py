@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 import shardwise
 from shardwise import sharded_tensor
-from shardwise._torch_compat import HashStore
-from shardwise.comm import communicator, executor, short, watch
+from shardwise._torch_compat import HashStore, group_store
+from shardwise.comm import batch, communicator, executor, short, watch
 from shardwise.comm.agreement import heard_by_all
+from shardwise.comm.alike import FEWEST
 from shardwise.comm.marks import mark_of
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AbsentRanksError, AgreementError, OpError
@@ -175,6 +177,45 @@ def test_a_group_goes_on_if_a_rank_failed_when_all_that_it_sends_had_left(call: 
     assert results == ["goes on"] * 3
 
 
+def _one_rank_fails_while_the_last_of_several_exchanges_flies(rank: int) -> str:
+    """It makes the results of the one before, while messages of others are yet to come."""
+    full = torch.arange(36.0).view(6, 6)
+    xs: list[Any] = [shardwise.distribute(full, shardwise.chunk(1)) for _ in range(2 * FEWEST)]
+    rows = shardwise.chunk(0)
+    store = group_store(dist.group.WORLD)  # type: ignore[arg-type]  # there is one
+    launch, num_launched = executor._launch, 0
+
+    def comes_late(*args: Any) -> Any:
+        nonlocal num_launched
+        num_launched += 1
+        if num_launched == 2:
+            store.wait(["failed"])
+        return launch(*args)
+
+    def fails(*_: object) -> None:
+        threading.Timer(0.2, store.set, ("failed", "")).start()
+        raise MemoryError("none left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "_SLICE", 1)
+        if rank == 0:
+            patch.setattr(batch.Batch, "hand_out", fails)
+            with pytest.raises(MemoryError, match="none left"):
+                shardwise.reshard_all(xs, rows)
+        else:
+            patch.setattr(executor, "_launch", comes_late)
+            shardwise.reshard_all(xs, rows)
+            assert num_launched == 2
+    for _ in range(2):
+        assert torch.equal(shardwise.reshard(xs[0], rows).full_tensor(), full)
+    return "goes on"
+
+
+def test_a_group_goes_on_if_a_rank_failed_while_its_last_messages_fly() -> None:
+    run = _one_rank_fails_while_the_last_of_several_exchanges_flies
+    assert shardwise.run_local(run, 3) == ["goes on"] * 3
+
+
 def _one_rank_is_elsewhere(rank: int, how: str) -> str:
     full = torch.arange(48.0).view(6, 8)
     x: Any = shardwise.distribute(full, shardwise.chunk(0))
@@ -248,6 +289,42 @@ def test_messages_are_compared_by_their_number_on_a_link(ranks: Ranks) -> None:
     assert first._why() is None  # nothing is known of messages that long ago
     first._write_down()
     assert third._why() is None
+
+
+def test_what_is_written_down_stays_as_long_as_nothing_is_added(ranks: Ranks) -> None:
+    """A rank that waits for one that is slow would fill the store with the same, twice a second."""
+    rows, columns = (shardwise.chunk(dim, ranks=range(3)).layout((3, 3)) for dim in (0, 1))
+    mark = mark_of([(plan_reshard(rows, columns, 4), torch.float32)])
+    one, written = ranks.watches[0], []
+    ranks.groups[0].store = SimpleNamespace(set=lambda key, text: written.append(key))
+    for count in (1, 2):
+        one.sent[1].add(mark)
+        one._write_down()
+        one._write_down()
+        assert written == ["three/messages with 1/0"] * count
+
+
+def _notes_of_two_groups(rank: int) -> list[str]:
+    store, notes = HashStore(), []
+    for _ in range(2):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        members: Any = communicator()
+        both: list[Any] = [members, communicator(wire="cpu")]
+        for one in both:
+            notes.append(one._watch._read("raised", rank))
+            assert one._roll_call._book(dist.group.WORLD).verdict() is None
+        members.tell(ValueError("a mistake"))
+        notes.append(members._watch._read("raised", rank))
+        members._roll_call._book(dist.group.WORLD).judge(1, timed_out=True)
+    return notes
+
+
+def test_what_is_noted_about_a_group_that_was_destroyed_is_not_about_the_next() -> None:
+    """Also where both are on one store, as under torchrun."""
+    assert shardwise.run_local(_notes_of_two_groups, 1) == [
+        ["", "", "1 failed ValueError: a mistake"] * 2
+    ]
 
 
 def _one_rank_has_no_room_for_what_it_makes(rank: int, call: str) -> str:
@@ -528,7 +605,9 @@ class Ranks:
         monkeypatch.setattr(watch, "_watch_over", lambda watch: None)
         store, members = HashStore(), GroupRanks((0, 1, 2))
         self.groups: list[Any] = [Group(store) for _ in members]
-        self.watches = [watch.Watch(self.groups[rank], members, rank) for rank in members]
+        self.watches = [
+            watch.Watch(self.groups[rank], members, rank, name="three") for rank in members
+        ]
 
     def wait(self, rank: int) -> None:
         self.watches[rank]._waits_since = self.now

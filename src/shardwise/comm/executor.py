@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -260,8 +260,14 @@ def _overlap(exchanges: Sequence[Iterator[None]]) -> Iterator[None]:
     """
     flying: Iterator[None] = iter(())
     for exchange in exchanges:
-        next(exchange, None)
-        next(flying, None)
+        try:
+            next(exchange, None)
+            next(flying, None)
+        except Exception:
+            for one in (flying, exchange):  # of which the other may fly; see `leaving.py`
+                with suppress(Exception):
+                    next(one, None)
+            raise
         flying = exchange
     return flying
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 import select
 import socket
@@ -57,11 +58,10 @@ class HostLinks:
         self._answer = _NO
         self._listener: socket.socket | None = None
         self._links: dict[int, socket.socket] = {}  # by position
-        self._waits: dict[int, select.poll] = {}  # for them
-        self._broken: set[int] = set()  # positions of ranks that are gone
+        self.gone: set[int] = set()  # positions of ranks that ended, or gave up
         # A socket that is not closed when it dies is warned of.
         self._sockets: list[socket.socket] = []
-        self.close = weakref.finalize(self, _close_all, self._sockets)
+        self.close = weakref.finalize(self, _close_all, self._sockets, os.getpid())
 
     def word(self) -> bytes:
         """What all ranks are to be told next; nothing once all is said."""
@@ -96,42 +96,38 @@ class HostLinks:
             try:
                 link.send(packet)
             except OSError:  # one that is full, too: its rank has not listened for long
-                self._broken.add(at)
+                self.gone.add(at)
 
     def hear(self, number: int, timeout: float) -> dict[int, bytes]:
         """The digests of the others in that exchange, by position, of those who have come.
 
-        Waits for one after the other, at most `timeout` seconds for all; once one is known to be
-        gone, for no other.
+        Waits at most `timeout` seconds; once a rank is known to be gone, for no other.
         """
         end = time.monotonic() + timeout
+        start = number.to_bytes(_NUMBER_BYTES)
         found: dict[int, bytes] = {}
-        for at in self._links:
-            digest = None if at in self._broken else self._hear_one(at, number, end)
-            if digest is None:
-                end = 0.0  # of the others, whoever is here by now has come
-            else:
-                found[at] = digest
+        wait, awaited = select.poll(), {}  # of all at once, so that the end of any is seen
+        for at, link in self._links.items():
+            if at not in self.gone:
+                awaited[link.fileno()] = at
+                wait.register(link, select.POLLIN)
+        while awaited:
+            left = 0 if self.gone else math.ceil((end - time.monotonic()) * 1000)
+            ready = wait.poll(min(max(left, 0), _LONGEST_WAIT))
+            if not ready and left <= _LONGEST_WAIT:
+                break
+            for descriptor, _ in ready:
+                at = awaited[descriptor]
+                packet = _received(self._links[at])
+                if not packet:
+                    self.gone.add(at)
+                elif packet.startswith(start):
+                    found[at] = packet[_NUMBER_BYTES:]
+                else:  # of an exchange that this rank has left, as by an interrupt
+                    continue
+                del awaited[descriptor]
+                wait.unregister(descriptor)
         return found
-
-    def _hear_one(self, at: int, number: int, end: float) -> bytes | None:
-        link, wait, start = self._links[at], self._waits[at], number.to_bytes(_NUMBER_BYTES)
-        while True:
-            left = math.ceil((end - time.monotonic()) * 1000)
-            if not wait.poll(min(max(left, 0), _LONGEST_WAIT)):
-                if left <= _LONGEST_WAIT:
-                    return None
-                continue
-            try:
-                packet = link.recv(_LONGEST)
-            except OSError:
-                packet = b""
-            if not packet:
-                self._broken.add(at)
-                return None
-            if packet.startswith(start):
-                return packet[_NUMBER_BYTES:]
-            # Else it is of an exchange that this rank has left, as by an interrupt.
 
     def _listen(self) -> bytes:
         """The secret under which the others find this rank."""
@@ -151,7 +147,7 @@ class HostLinks:
                 link = self._socket()
                 link.connect(_address(secret))
                 link.send(secret + self._position.to_bytes(_POSITION_BYTES))
-                self._add(at, link)
+                self._links[at] = link
         except OSError:  # that rank is on another host, or in another network namespace
             return False
         return True
@@ -172,15 +168,10 @@ class HostLinks:
                 if at is None:  # a stranger
                     link.close()
                 else:
-                    self._add(at, link)
+                    self._links[at] = link
         except OSError:  # no connection that waits, or no descriptor for it
             return False
         return True
-
-    def _add(self, at: int, link: socket.socket) -> None:
-        self._links[at] = link
-        self._waits[at] = select.poll()
-        self._waits[at].register(link, select.POLLIN)
 
     def _socket(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -202,6 +193,10 @@ def _received(link: socket.socket) -> bytes:
         return b""
 
 
-def _close_all(sockets: list[socket.socket]) -> None:
+def _close_all(sockets: list[socket.socket], owner: int) -> None:
+    is_owner = os.getpid() == owner  # and no fork of it, as the workers of a data loader are
     for one in sockets:
+        if is_owner:  # a fork has the sockets, too: closed here alone, they stay connected
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         one.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from shardwise._torch_compat import all_gather_single, reduce_scatter_single
+from shardwise._torch_compat import all_gather_single, group_store, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
 from shardwise.comm.flights import BatchedFlight, EarlyPostedFlight, MarkedFlight, PostedFlight
 from shardwise.comm.heard import is_heard, note_heard
@@ -50,6 +51,7 @@ _REDUCE_OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
 _communicators: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[Wire | None, ProcessGroupCommunicator]
 ] = weakref.WeakKeyDictionary()
+_lives: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _last: ProcessGroupCommunicator | None = None  # of the default group: found without any check
 
 
@@ -109,14 +111,15 @@ class ProcessGroupCommunicator:
         self.num_disagreements = 0
         self._tag: int | None = None  # of all messages of a copy that is `apart`
         self._has_launched = False
-        self._watch = Watch(group, self.ranks, self.rank)
+        notes = f"shardwise/{_life(group, self.rank)}/{self._wire}"
+        self._watch = Watch(group, self.ranks, self.rank, name=notes)
         # Comparing on the CPU, where that is possible, does not wait for the GPU.
         place = "cpu" if "cpu" in backends else self._wire
         self._roll_call = RollCall(
             self.ranks,
             self.rank,
             device=torch.device(place),
-            name=self._wire,
+            name=notes,
             close=self._watch.close if backends[place] == "gloo" else None,
         )
 
@@ -227,6 +230,19 @@ class ProcessGroupCommunicator:
         if not self._has_launched:
             self._has_launched = True
             self.all_reduce(torch.zeros(1, device=self.wire_device), "sum")
+
+
+def _life(group: dist.ProcessGroup, rank: int) -> int:
+    """How many groups of that name and store this rank has had, with this one.
+
+    A store may outlive a group, as torchrun's does. What was noted there about a group that was
+    destroyed is not about the next one, which has the same name.
+    """
+    if group not in _lives:
+        _lives[group] = 0
+        with suppress(Exception):  # a store that fails knows nothing
+            _lives[group] = group_store(group).add(f"shardwise/lives/{rank}", 1)
+    return _lives[group]
 
 
 def _backends(group: dist.ProcessGroup) -> dict[str, str]:

@@ -137,7 +137,10 @@ class RollCall:
         if len(heard) == len(positions):
             return [heard[at] for at in positions]
         self._links.close()  # first, so that who comes now is too late
-        absent = tuple(self._ranks.rank_at(at) for at in positions if at not in heard)
+        missing = {at for at in positions if at not in heard}
+        if time.monotonic() - began < timeout:  # then the others are only later than this rank
+            missing &= self._links.gone
+        absent = tuple(map(self._ranks.rank_at, sorted(missing)))
         error = self._given_up(self._book(group), began, timeout, absent)
         if self._close is not None:
             self._close()
@@ -184,7 +187,7 @@ class RollCall:
         return [one[_DIGEST_AT : _DIGEST_AT + one[0]] for one in found]
 
     def _book(self, group: dist.ProcessGroup) -> _Book:
-        return _Book(group_store(group), f"shardwise/{self._name}", self._number, self._ranks)
+        return _Book(group_store(group), self._name, self._number, self._ranks)
 
     def _wait(self, work: dist.Work, book: _Book, timeout: float) -> None:
         try:

@@ -73,17 +73,23 @@ class _Log:
             self._num_dropped += len(self._last) - _REMEMBERED
             del self._last[:-_REMEMBERED]
 
-    def last(self) -> dict[str, tuple[int, str]]:
-        """Tag, and what was to be moved, by number, as JSON has them."""
-        first = self._num_dropped
-        return {str(first + k): (mark.tag, str(mark)) for k, mark in enumerate(self._last)}
+    def __len__(self) -> int:
+        """How many messages there were."""
+        return self._num_dropped + len(self._last)
+
+    def last(self) -> tuple[int, list[Mark]]:
+        """The number of the first that is known, and the marks of all from there."""
+        return self._num_dropped, self._last
 
 
 class Watch:
     """The waits of this rank in one group, and its notices."""
 
-    def __init__(self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int, *, name: str
+    ) -> None:
         self._group = weakref.ref(group)
+        self._name = name  # under which the group's store has notices
         self._ranks = ranks
         self._rank = rank
         self._num_raised = 0  # how often this rank has told the others
@@ -91,6 +97,7 @@ class Watch:
         self._is_broken = False  # whether a connection of this rank is known to be
         self.sent: dict[int, _Log] = defaultdict(_Log)  # messages to each rank
         self.received: dict[int, _Log] = defaultdict(_Log)  # those from each that it waits for
+        self._written: dict[int, tuple[int, int]] = {}  # lengths of both, when they were last
         self._is_watched = False
         self._waits_since: float | None = None
         self._is_in_vain = False  # whether the others know that this wait is
@@ -178,20 +185,29 @@ class Watch:
     def _write_down(self) -> None:
         """What this rank sends and waits for, for those who wait for it."""
         for rank in {*self.sent, *self.received}:
-            logs = self.sent[rank].last(), self.received[rank].last()
-            self._write(f"messages with {rank}", json.dumps(logs))
+            logs = self.sent[rank], self.received[rank]
+            lengths = len(logs[0]), len(logs[1])
+            if self._written.get(rank) != lengths:
+                self._written[rank] = lengths
+                self._write(f"messages with {rank}", _as_text(logs))
 
     def _difference_from(self, rank: int) -> str | None:
         """Messages between this rank and another that never meet, since they move other things."""
-        text = self._read(f"messages with {self._rank}", rank)
-        if not text or rank == self._rank:
+        if rank not in self.sent and rank not in self.received:
             return None
-        sent, received = json.loads(text)
-        own = self.sent[rank].last(), self.received[rank].last()
-        for mine, theirs in zip(own, (received, sent), strict=True):
-            for number in sorted(mine.keys() & theirs.keys(), key=int):
-                (tag, what), (other_tag, other) = mine[number], theirs[number]
-                if tag != other_tag:
+        text = self._read(f"messages with {self._rank}", rank)
+        if not text:
+            return None
+        their_sent, their_received, words = json.loads(text)
+        pairs = (self.sent[rank], their_received), (self.received[rank], their_sent)
+        for log, (their_first, their_tags) in pairs:
+            first, marks = log.last()
+            for number in range(max(first, their_first), len(log)):
+                if number - their_first >= len(their_tags):
+                    break
+                mark, their_tag = marks[number - first], their_tags[number - their_first]
+                if mark.tag != their_tag:
+                    what, other = str(mark), words[str(their_tag)]
                     if other == what:
                         other = "the same with other owners, dtypes or max_bytes"
                     return (
@@ -216,14 +232,21 @@ class Watch:
         group = self._group()
         with suppress(RuntimeError, LookupError, ValueError):  # the store, or the group, is gone
             if group is not None:
-                group_store(group).set(f"shardwise/{what}/{self._rank}", text)
+                group_store(group).set(f"{self._name}/{what}/{self._rank}", text)
 
     def _read(self, what: str, rank: int) -> str:
-        group, key = self._group(), f"shardwise/{what}/{rank}"
+        group, key = self._group(), f"{self._name}/{what}/{rank}"
         with suppress(RuntimeError, LookupError, ValueError):
             if group is not None and (store := group_store(group)).check([key]):
                 return store.get(key).decode(errors="replace")
         return ""
+
+
+def _as_text(logs: Sequence[_Log]) -> str:
+    """Of each log the first number and the tags, then what each tag is in words, once."""
+    marks = {mark.tag: mark for log in logs for mark in log.last()[1]}
+    tags = [(log.last()[0], [mark.tag for mark in log.last()[1]]) for log in logs]
+    return json.dumps([*tags, {tag: str(mark) for tag, mark in marks.items()}])
 
 
 # Module state: one thread for all groups of this process, which ends with the process.

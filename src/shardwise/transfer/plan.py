@@ -264,7 +264,7 @@ class TransferPlan:
         return explain_plan(self, max_lines=max_lines, max_bytes=max_bytes)
 
     def to_json(self) -> str:
-        """Text that `from_json` reads: the layouts, the totals, a digest of the moves."""
+        """Text that `from_json` reads: the layouts, the totals, a digest of layouts and moves."""
         return plan_to_json(self)
 
     @classmethod
