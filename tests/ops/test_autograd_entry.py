@@ -211,6 +211,24 @@ def test_on_real_ranks() -> None:
     shardwise.run_local(_on_real_rank, 3)
 
 
+def test_materialized_gradients_of_a_constant_require_grad_nowhere() -> None:
+    def on_rank(rank: int) -> tuple[bool, bool]:
+        pieces = shardwise.chunk(0, ranks=[0, 1, 1, 1])
+        x, unused = (
+            shardwise.distribute(torch.ones(4), pieces, src_rank=None).requires_grad_()
+            for _ in range(2)
+        )
+        used = _whole(x[:2]).sum() * 2
+        first, second = torch.autograd.grad(
+            used, [x, unused], create_graph=True, materialize_grads=True
+        )
+        assert torch.equal(_whole(first).detach(), torch.tensor([2.0, 2.0, 0.0, 0.0]))
+        assert not _whole(second).any()
+        return first.requires_grad, second.requires_grad
+
+    assert simulate(on_rank, 2).results == [(False, True)] * 2  # of what is unused as in torch
+
+
 def test_backward_needs_one_element_or_a_gradient() -> None:
     def on_rank(rank: int) -> None:
         pair = Pair(0, SHAPE, layouts(SHAPE, 2)[-1])

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import shardwise
 from shardwise.sharded_tensor import ShardedTensor
 from shardwise.testing import Sample, check_op
-from shardwise.testing.op_check import check_op_here
+from shardwise.testing.op_check import check_op_here, layout_kinds
 from shardwise.testing.strategies import examples, layouts, shapes
 
 if TYPE_CHECKING:
@@ -304,3 +304,54 @@ def test_programs_are_not_idle() -> None:
     assert {program.world_size for program in found} == {1, 2, 3, 4}
     assert any(program.plain for program in found)
     assert any(layout.pending for program in found for layout in program.inputs)
+
+
+_ROWS_TURNED = torch.arange(4, -1, -1).unsqueeze(1).expand(5, 3)
+# Functions of which the gradient of one tensor follows from others, but not from all.
+PRODUCTS: dict[str, tuple[Callable[..., torch.Tensor], tuple[Shape, ...]]] = {
+    "mul": (torch.mul, ((5, 3), (5, 3))),
+    "addcmul": (torch.addcmul, ((5, 3), (5, 3), (5, 3))),
+    "addmm": (torch.addmm, ((5, 4), (5, 3), (3, 4))),
+    "linear": (F.linear, ((5, 3), (4, 3), (4,))),
+    "bilinear": (F.bilinear, ((5, 3), (5, 2), (4, 3, 2), (4,))),
+    "conv1d": (F.conv1d, ((5, 3, 4), (4, 3, 2), (4,))),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b, 0.1), ((5, 4), (4,), (4,))),
+    "cat": (lambda x, y: torch.cat([x, y]) ** 2, ((5, 3), (4, 3))),
+    "solve": (torch.linalg.solve, ((5, 3, 3), (5, 3, 2))),
+    "det": (torch.linalg.det, ((5, 3, 3),)),
+    "scatter_reduce": (
+        lambda x, src: x.scatter_reduce(0, _ROWS_TURNED, src, "prod"),
+        ((5, 3), (5, 3)),
+    ),
+}
+_HELD_BY_FEW = (
+    "on the last rank",
+    "dim 0 on one rank, in pieces",
+    "dim 0 uneven, permuted, one empty",
+)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("turn", range(3))
+def test_gradients_of_one_gradient_meet_the_same_exchanges_on_all_ranks(
+    name: str, turn: int
+) -> None:
+    """As a penalty has them: ranks without elements go backward through what the others do."""
+    call, given = PRODUCTS[name]
+
+    def penalized(number: int) -> Callable[..., torch.Tensor]:
+        def gradient(*tensors: Any) -> torch.Tensor:
+            found = call(*tensors)
+            full = found.full_tensor() if isinstance(found, ShardedTensor) else found
+            weight = torch.arange(1.0, full.numel() + 1).view(full.shape).cos()
+            loss = (full * weight).sum()
+            return torch.autograd.grad(loss, [tensors[number]], create_graph=True)[0]
+
+        return gradient
+
+    held = [
+        layout_kinds(shape, world_size=3)[_HELD_BY_FEW[(k + turn) % 3]]
+        for k, shape in enumerate(given)
+    ]
+    number = int(name.startswith("add"))  # of what is added the gradient follows from nothing
+    check_op(Sample(penalized(number), given), held, world_size=3)

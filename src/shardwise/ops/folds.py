@@ -336,7 +336,9 @@ def index_of_extreme(reduced: Reduced, *, largest: bool, dim: int | None, has_va
         if dim is not None:
             value, index = (torch.max if largest else torch.min)(piece, dim, keepdim=True)
             return value.unsqueeze(0), (index + box.start[dim]).unsqueeze(0)
-        place = (torch.argmax if largest else torch.argmin)(piece)
+        # Of booleans torch has no argmax, but `max` with an index of a number.
+        bits = piece.byte() if has_value and piece.dtype == torch.bool else piece
+        place = (torch.argmax if largest else torch.argmin)(bits)
         value = piece.reshape(-1)[place].reshape((1,) * (piece.ndim + 1))
         flat = _flat_index(place, piece.shape, box.start, reduced.shape)
         return value, flat.reshape((1,) * (piece.ndim + 1))

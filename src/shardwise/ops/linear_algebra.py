@@ -9,14 +9,15 @@ import torch
 
 from shardwise.ops.call_arguments import operands_named
 from shardwise.ops.names import functions_named
-from shardwise.ops.outlines import outlines
+from shardwise.ops.outlines import listed_results, outlines
 from shardwise.ops.pattern import Pattern
-from shardwise.ops.phantoms import tie_of
+from shardwise.ops.phantoms import as_tie, unit_of
 from shardwise.ops.rule import Call, Rule, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardwise.ops.phantoms import Phantom
     from shardwise.ops.rule import Decision, Operand
 
 __all__: list[str] = []
@@ -54,15 +55,32 @@ def _decide_matrices(names: str, text: str) -> Callable[[Call], Decision | None]
         tensors = operands_named(call, names)
         if tensors is None or call.kwargs.get("left") is False:
             return None  # tolerances that are tensors, equations from the right
-        results = outlines(call)
+        outlines(call)
         decision = Pattern(_fitting(text, call, tensors), tuple(tensors)).decide(call)
-        if decision is None:
-            return None
-        dtypes = [result.dtype for result in results]
-        # Torch would refuse matrices of zeros, which have no inverse.
-        return replace(decision, phantom=lambda *ties: [tie_of(ties, one) for one in dtypes])
+        return None if decision is None else replace(decision, phantom=_phantom_of(call))
 
     return decide
+
+
+def _phantom_of(call: Call) -> Phantom:
+    """The function on small matrices with an inverse: torch would refuse those of zeros."""
+
+    def phantom(*ties: torch.Tensor) -> list[torch.Tensor]:
+        given = [
+            _small(tie, operand.shape) for tie, operand in zip(ties, call.operands, strict=True)
+        ]
+        return [as_tie(result) for result in listed_results(call.invoke(*given))]
+
+    return phantom
+
+
+def _small(tie: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A matrix, or a vector, whose eigenvalues differ, and which follows from the tie."""
+    rows, columns = (1, *(min(size, 2) for size in shape))[-2:]
+    diagonal = torch.eye(rows, columns, dtype=tie.dtype, device=tie.device)
+    numbers = torch.arange(1, columns + 1, dtype=tie.dtype, device=tie.device)
+    some = diagonal * numbers * unit_of([tie], ())
+    return some.view((1,) * (len(shape) - 2) + (rows, columns)) if len(shape) > 1 else some[0]
 
 
 def _fitting(text: str, call: Call, tensors: Sequence[Operand]) -> str:

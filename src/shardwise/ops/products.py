@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -281,9 +280,15 @@ def _empty_addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tenso
     return product + as_tie(addend).to(product.dtype)
 
 
-def _empty_product(*tensors: torch.Tensor) -> torch.Tensor:
-    """For functions that torch does not have for tensors without elements."""
-    return math.prod([tensor.reshape(-1) for tensor in tensors[1:]], start=tensors[0].reshape(-1))
+def _empty_bilinear(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What torch does not have for tensors without elements."""
+    product = as_tie(left) * as_tie(right) * as_tie(weight)
+    return product if bias is None else product + as_tie(bias)
 
 
 _mm = _fixed("mk", "kn", output="mn")
@@ -300,7 +305,7 @@ _PRODUCTS = {
     "tensordot": _Product("a b", _tensordot, reads_numbers=True),
     "vecdot": _Product("x y", _vecdot, reads_numbers=True),
     "linear": _Product("input weight bias", _linear, "bias", takes_rows=0),
-    "bilinear": _Product("input1 input2 weight bias", _bilinear, "bias", phantom=_empty_product),
+    "bilinear": _Product("input1 input2 weight bias", _bilinear, "bias", phantom=_empty_bilinear),
     "addmm": _Product("input mat1 mat2", _mm, "input", takes_rows=1),
     "addmv": _Product(
         "input mat vec",

@@ -25,7 +25,7 @@ from shardwise.ops.looking_up import (
 )
 from shardwise.ops.names import functions_named
 from shardwise.ops.own_functions import own_function
-from shardwise.ops.phantoms import tie_of_operands
+from shardwise.ops.phantoms import as_tie, tie_of_operands
 from shardwise.ops.rule import Decision, Need, Operand, Rule, composite, register
 from shardwise.ops.work import needed_parts
 
@@ -92,6 +92,7 @@ class _Write:
     least: int = 0  # index, for each unit of size: 0, or -1 if they may be negative
     mutes: bool = False  # whether values that fall elsewhere may not even be computed with
     in_place: bool = False
+    tie: Callable[..., torch.Tensor] = tie_of_operands  # what stands for a result of no elements
 
 
 def _decide_write(call: Call, write: _Write) -> Decision | None:
@@ -117,7 +118,7 @@ def _decide_write(call: Call, write: _Write) -> Decision | None:
         (Need(layout), *[need for need, _ in found]),
         (layout,),
         kernel,
-        phantom=tie_of_operands,
+        phantom=write.tie,
         is_in_place=write.in_place,
     )
 
@@ -154,7 +155,7 @@ def _written(
         size = shape[dim]
         check_range(index, size, what=write.name, least=write.least * size)
     if box.is_empty:  # in the graph of all operands all the same
-        tie = tie_of_operands(piece, *given).reshape(piece.shape)
+        tie = write.tie(piece, *given).reshape(piece.shape)
         return piece.copy_(tie) if write.in_place else tie
     if all(box.shape[dim] == shape[dim] for dim in write.dims):
         result: torch.Tensor = invoke(piece, *given)
@@ -307,7 +308,15 @@ def _decide_scatter(call: Call) -> Decision | None:
     follows = _follows(dim, index.shape)
     both = (follows,) if src is None else (follows, _follows(dim, index.shape) if src.shape else ())
     mutes = "reduce" in name and src is not None and src.shape == index.shape
-    return _decide_write(call, _Write(name, (dim,), both, mutes=mutes, in_place=in_place))
+    is_product = arguments_of(call, "input dim index src reduce").get("reduce") == "prod"
+    tie = _tie_of_product if is_product else tie_of_operands
+    write = _Write(name, (dim,), both, mutes=mutes, in_place=in_place, tie=tie)
+    return _decide_write(call, write)
+
+
+def _tie_of_product(x: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    """No elements, whose gradient follows from both, as that of a product does."""
+    return as_tie(x) * as_tie(src)
 
 
 def _decide_fill(call: Call) -> Decision | None:

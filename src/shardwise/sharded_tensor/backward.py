@@ -200,14 +200,17 @@ def _autograd_grad(
             retain_graph=retain_graph,
             create_graph=create_graph,
             allow_unused=True,  # of several local shards some may be unused; see below
-            materialize_grads=materialize_grads,
         )
     left: list[torch.Tensor | None] = list(flat)
     found: list[torch.Tensor | None] = []
     for target in targets:
         count = len(_expanded(target))
         grads, left = left[:count], left[count:]
-        if not (allow_unused or materialize_grads) and all(grad is None for grad in grads):
+        if materialize_grads and all(grad is None for grad in grads):
+            # As torch makes them, but not of single shards: on no other rank would they require
+            # grad where the rest of the tensor does not.
+            grads = [torch.zeros_like(one, requires_grad=create_graph) for one in _expanded(target)]
+        if not allow_unused and all(grad is None for grad in grads):
             raise OpError(
                 f"The differentiated Tensor at index {len(found)} appears to not have been used "
                 "in the graph",

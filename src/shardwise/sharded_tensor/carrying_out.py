@@ -8,7 +8,8 @@ the result. So it calls the function on tensors without elements that come from 
 leave some out, kernels pass over those without elements. So all pieces that a rank has of a tensor
 follow from the same exchanges. Functions of one operand keep it so, and those that make each piece
 from a piece of every operand; others, which may make one piece of the one and another of the other,
-as `cat` does, get pieces that follow from all.
+as `cat` does, get pieces that follow from all. They do on all ranks, if any of them needs it: what
+follows from too much would in gradients of gradients come to exchanges that others have no use for.
 
 [Note: views of nothing] Once a view or what it shows was written, autograd follows the view by its
 strides, and a gradient by strides that has no elements is a new tensor: in gradients of gradients
@@ -81,8 +82,8 @@ def run_pieces(
         if torch.is_grad_enabled():
             show_written(args[0])
         return args[0]
-    if not decision.is_view:
-        pieces = _of_one_graph(pieces, decision.outputs, rank, is_of_all=decision.is_of_all)
+    if known.is_joined:
+        pieces = _of_one_graph(pieces)
     ndims = [1 if decision.is_view else len(operand.shape) for operand in known.operands]
 
     def make() -> list[State]:
@@ -100,7 +101,7 @@ def run_pieces(
     if decision.finish is not None:
         made = [reshard_state(one, to) for one, to in zip(made, decision.finish, strict=True)]
     if decision.then is not None:
-        made = _afterwards(decision.then, made, pieces)
+        made = _afterwards(decision.then, made, pieces, is_joined=known.is_joined_then)
     if known.like is not None and made[0].layout == known.operands[known.like].layout:
         made[0].spec = found[known.like].spec  # type: ignore[union-attr]  # `like` is sharded
     is_from_rows = any([state.is_from_rows for state in states])
@@ -171,8 +172,9 @@ class _OneGraph(torch.autograd.Function):
         return tuple([tensor.detach() for tensor in tensors])
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return grads
+    def backward(ctx: Any, *grads: torch.Tensor) -> Sequence[torch.Tensor]:
+        # Those of pieces that went nowhere on this rank are zeros, which come from nothing.
+        return as_one_graph(grads)
 
 
 def as_one_graph(pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -183,26 +185,9 @@ def as_one_graph(pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return found
 
 
-def _of_one_graph(
-    pieces: list[Sequence[torch.Tensor]],
-    outputs: Sequence[Layout],
-    rank: int,
-    *,
-    is_of_all: bool = False,
-) -> list[Sequence[torch.Tensor]]:
-    """The pieces, which follow from all where some might go nowhere.
-
-    [Note: pieces of one graph]
-    """
+def _of_one_graph(pieces: list[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+    """The pieces, each of which follows from all. [Note: pieces of one graph]"""
     if len(pieces) == 1 or not torch.is_grad_enabled():
-        return pieces
-    if all([piece.numel() for held in pieces for piece in held]) and (
-        is_of_all
-        or (
-            all([len(held) == 1 for held in pieces])
-            and all([len(layout.boxes_of(rank)) == 1 for layout in outputs])
-        )
-    ):
         return pieces
     follow = [piece for held in pieces for piece in held if piece.requires_grad]
     if len(follow) < 2:
@@ -212,13 +197,18 @@ def _of_one_graph(
 
 
 def _afterwards(
-    then: Then, made: Sequence[State], given: Sequence[Sequence[torch.Tensor]]
+    then: Then,
+    made: Sequence[State],
+    given: Sequence[Sequence[torch.Tensor]],
+    *,
+    is_joined: bool,
 ) -> list[State]:
     """What is computed of outputs once they are where they are needed; `given` are operands."""
     first = made[0]
     pieces = [_pieces(one, need, first) for one, need in zip(made, then.needs, strict=True)]
     pieces += [given[k] for k in then.operands]
-    pieces = _of_one_graph(pieces, then.outputs, first.rank)
+    if is_joined:
+        pieces = _of_one_graph(pieces)
     return _made(
         then.outputs,
         lambda: then.kernel(pieces),

@@ -16,7 +16,7 @@ from shardwise.sharded_tensor.resharding import check_one_group, replicated
 from shardwise.sharded_tensor.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Exchange
@@ -55,6 +55,10 @@ class Known:
     # Of a quick call: the arguments whose gradients are summed or moved, and by what.
     entering: tuple[tuple[int, Exchange], ...] = ()
     quickly: Quickly | None = None  # None: it is not quick
+    # Whether pieces of all operands are made to follow from all, at first and after the exchange.
+    # [Note: pieces of one graph] in `carrying_out.py`
+    is_joined: bool = False
+    is_joined_then: bool = False
     made: Kind | None = None  # of what a quick call gave last; autocast changes it
 
 
@@ -96,8 +100,10 @@ def decide(
         for operand, need in pairs
     )
     has_entering = any(_enters(*pair) for pair in pairs)
+    is_joined, is_joined_then = _joins(decision, ranks)
     is_quick = (
-        (decision.is_one_call or decision.local is not None)
+        not is_joined
+        and (decision.is_one_call or decision.local is not None)
         and has_one_piece
         and stays
         and decision.finish is None
@@ -124,6 +130,39 @@ def decide(
         (entering, place, local, decision.is_in_place, decision.is_view, output)
         if is_quick
         else None,
+        is_joined,
+        is_joined_then,
+    )
+
+
+def _joins(decision: Decision, ranks: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether pieces are made to follow from all, at first and after the exchange.
+
+    Layouts alone say so, so that it is the same on all ranks. [Note: pieces of one graph]
+    """
+
+    def some_differ(layouts: Iterable[Layout]) -> bool:
+        return not all(_is_one_each(layout, ranks) for layout in set(layouts))
+
+    given = [need.work or need.layout for need in decision.needs]
+    is_joined = (
+        len(given) > 1
+        and not (decision.is_of_all or decision.is_view or decision.is_in_place)
+        and some_differ((*given, *decision.outputs))
+    )
+    then = decision.then
+    if then is None:
+        return is_joined, False
+    given = [need.work or need.layout for need in then.needs] + [given[k] for k in then.operands]
+    return is_joined, some_differ((*given, *then.outputs))
+
+
+def _is_one_each(layout: Layout, ranks: tuple[int, ...]) -> bool:
+    """Whether each of these ranks, and no other, has one box, and that has elements."""
+    return (
+        len(layout) == len(ranks)
+        and layout.ranks == ranks
+        and not any(box.is_empty for box in layout.boxes)
     )
 
 

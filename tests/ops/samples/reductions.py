@@ -104,6 +104,7 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(lambda x: x.min(-1), (_SHAPE,), "ties", keeps=_ROWS),
         Sample(lambda x, y: x.min(y), ((4, 6), (6,)), keeps=("chunk(0)", "replicate()")),
         Sample(lambda x: x.min(0), ((5, 2),), "truth", False),
+        Sample(lambda x: x.min(0), ((),), "truth", False),
     ],
     "argmax": [
         Sample(torch.argmax, ((8, 6),), "ties", False, _ROWS, most_bytes=2 * _TOLD),
