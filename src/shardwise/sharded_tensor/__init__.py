@@ -22,6 +22,8 @@ from shardwise.sharded_tensor import (  # noqa: F401  # for their handlers of to
     through_views,
 )
 
+from shardwise.sharded_tensor import methods  # noqa: F401  # after all handlers  # isort: skip
+
 # The seed's submodules, which its users reach as attributes of this one.
 from shardwise.sharded_tensor import api, logger, reshard, utils  # noqa: F401  # the seed's  # isort: skip
 from shardwise.sharded_tensor._ops import (  # noqa: F401  # the seed's
