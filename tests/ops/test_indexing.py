@@ -94,6 +94,10 @@ def test_whole_numbers_that_can_be_an_out_of_gather_are_one() -> None:
         assert x.gather(1, out) is out
         assert out is None or torch.equal(out, full)
         assert torch.equal(x.gather(dim=1, index=index).full_tensor(), full.gather(1, index))
+        for options in ({"out": out}, {"dtype": torch.float64}, {"max_bytes": 8}):
+            if None not in options.values():
+                with pytest.raises(ShardwiseError, match="takes no out, dtype or max_bytes"):
+                    x.gather(1, index=index, **options)
         with pytest.raises(ShardwiseError, match=r"torch.gather\(st, dim, index\)"):
             x.gather(1, index)  # of which rank 1 alone could be the receiver
         assert (index == 1).all()
