@@ -455,7 +455,7 @@ def test_who_waits_for_data_of_a_rank_that_gives_up_is_told_at_once() -> None:
         flight = group.flight()
         flight.receive(0, torch.zeros(1))
         flight.launch()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(AgreementError, match=r"\[rank 0\] rank 1 did not come within"):
             flight.finish()
         return "told"
 

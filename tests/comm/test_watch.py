@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise._torch_compat import HashStore, group_store
-from shardwise.comm import batch, communicator, executor, short, watch
+from shardwise.comm import batch, communicator, executor, roll_call, short, watch
 from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.alike import FEWEST
 from shardwise.comm.marks import mark_of
@@ -477,7 +477,11 @@ def test_under_debug_a_wrong_argument_of_one_rank_raises_on_all(call: str) -> No
 
 
 def test_ranks_that_others_miss_in_a_comparison_are_named() -> None:
-    def run(rank: int, call: str) -> None:
+    def run(rank: int, call: str, has_links: bool) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not has_links:
+                patch.setattr(roll_call, "MOST_RANKS", 0)
+            communicator()
         x = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
         other: Any = 3 if rank == 1 else x * 1
         generator = None if rank == 1 else torch.Generator()
@@ -493,11 +497,11 @@ def test_ranks_that_others_miss_in_a_comparison_are_named() -> None:
             else:  # which torch refuses before it asks us; and one that is no mistake
                 with suppress(TypeError):
                     calls[call]()
-                with pytest.raises((AbsentRanksError, RuntimeError)):
+                with pytest.raises(AgreementError, match="rank 1 did not come within 1 s"):
                     x.full_tensor()
 
-    for call in ("equal", "generator"):
-        shardwise.run_local(run, 3, call)
+    for call, has_links in (("equal", True), ("generator", True), ("equal", False)):
+        shardwise.run_local(run, 3, call, has_links)
 
 
 def test_one_rank_may_ask_what_others_do_not() -> None:

@@ -120,7 +120,7 @@ class ProcessGroupCommunicator:
             self.rank,
             device=torch.device(place),
             name=notes,
-            close=self._watch.close if backends[place] == "gloo" else None,
+            give_up=self._watch.give_up if backends[place] == "gloo" else None,
         )
 
     @property

@@ -79,7 +79,8 @@ class _Gather(NamedTuple):
 class RollCall:
     """The numbered exchanges of a group, which every rank begins equally often.
 
-    `close` ends what other ranks wait for, if the backend can; see Note: Who did not come.
+    `give_up` tells ranks that wait for something else why, and ends their waits, where the backend
+    can; see Note: Who did not come.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class RollCall:
         *,
         device: torch.device,
         name: str,
-        close: Callable[[], None] | None = None,
+        give_up: Callable[[AbsentRanksError], None] | None = None,
     ) -> None:
         self._ranks = ranks
         self._rank = rank
         self._position = ranks.group_rank(rank)
         self._device = device
         self._name = name
-        self._close = close
+        self._give_up = give_up
         self._number = 0
         self._verdict: _Verdict | None = None
         self._under_way: _Gather | None = None
@@ -141,10 +142,7 @@ class RollCall:
         if time.monotonic() - began < timeout:  # then the others are only later than this rank
             missing &= self._links.gone
         absent = tuple(map(self._ranks.rank_at, sorted(missing)))
-        error = self._given_up(self._book(group), began, timeout, absent)
-        if self._close is not None:
-            self._close()
-        raise error
+        raise self._given_up(self._book(group), began, timeout, absent)
 
     def _gather(self, group: dist.ProcessGroup, digest: bytes, timeout: float) -> _Gather:
         book = self._book(group)
@@ -155,11 +153,11 @@ class RollCall:
         assert len(packet) == _PACKET_BYTES
         mine = torch.frombuffer(bytearray(packet), dtype=torch.uint8).to(self._device)
         packets = mine.new_empty(_PACKET_BYTES * len(self._ranks))
-        if self._close is None:
+        if self._give_up is None:
             self._raise_if_given_up(book)
         began = time.monotonic()
         try:
-            limit = None if self._close is None else timeout
+            limit = None if self._give_up is None else timeout
             work = start_all_gather(group, packets, mine, timeout=limit)
         except RuntimeError as error:
             raise self._given_up(book, began, timeout) from error
@@ -171,7 +169,7 @@ class RollCall:
         work, packets, book, timeout = self._under_way
         began = time.monotonic()
         try:
-            if self._close is not None:
+            if self._give_up is not None:
                 self._wait(work, book, timeout)
             else:
                 self._poll(work, book, timeout)
@@ -220,7 +218,10 @@ class RollCall:
         timed_out = waited >= timeout
         waited = timeout if timed_out else waited
         self._verdict = book.judge(waited, timed_out=timed_out, absent=absent)
-        return self._error(self._verdict)
+        error = self._error(self._verdict)
+        if self._give_up is not None:
+            self._give_up(error)
+        return error
 
     def _raise_if_given_up(self, book: _Book) -> None:
         self._verdict = book.verdict()

@@ -47,6 +47,7 @@ Message = tuple[int, "dist.Work | None"]  # from or to whom, and None once it wa
 
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
+_NOTICE_PATIENCE = 0.5  # for the notice of a rank that has just closed the connections
 # Of messages that nobody sends. gloo has connections of their own for every network interface, and
 # chooses by the tag: so many in a row reach all connections.
 _TAGS = range(0x5A60, 0x5A60 + 16)
@@ -141,7 +142,9 @@ class Watch:
     def explain(self, error: RuntimeError) -> None:
         """A connection broke: raises what another rank has told, if it was because of that."""
         self._is_broken = True
-        why = self._why()
+        end = time.monotonic() + _NOTICE_PATIENCE
+        while (why := self._why()) is None and time.monotonic() < end:
+            time.sleep(_NOTICE_PATIENCE / 20)
         # What this rank lost by itself tells more than that others have lost something, too.
         if why is not None and (self._is_in_vain or not why.startswith(_LOST_TEXT)):
             raise AgreementError(
@@ -164,6 +167,11 @@ class Watch:
                 self._write("waits", "in vain")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
                     self.close()
+
+    def give_up(self, problem: BaseException) -> None:
+        """Ends the waits of all for this rank, and says why."""
+        self.tell(problem)
+        self.close()
 
     def close(self) -> None:
         """Closes the connections of this rank, gloo's: all waits for it end, and the group does."""
