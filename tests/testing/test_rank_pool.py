@@ -147,7 +147,6 @@ def _output_of(script: str, tmp_path: Path) -> tuple[int, list[int]]:
 UNGUARDED = """
 import multiprocessing, os
 from shardwise.testing.local_run import run_local
-from shardwise.testing.rpc_workers import rpc_workers
 
 print(*run_local(lambda rank: os.getpid(), 2), flush=True)
 multiprocessing.set_start_method("spawn")  # raises if run_local has settled it
@@ -172,7 +171,6 @@ def test_a_script_needs_no_guard_may_fork_and_takes_its_ranks_along(tmp_path: Pa
 KILLED = """
 import os, signal, subprocess, time
 from shardwise.testing.local_run import run_local
-from shardwise.testing.rpc_workers import rpc_workers
 
 def kill_the_caller(rank, caller):
     print(rank)
@@ -196,7 +194,6 @@ INTERRUPTED = """
 import os, signal, threading, time
 from multiprocessing import forkserver
 from shardwise.testing.local_run import run_local
-from shardwise.testing.rpc_workers import rpc_workers
 
 def interrupt():
     while forkserver._forkserver._forkserver_pid is None:

@@ -13,7 +13,8 @@ Ending the exchange for all: gloo closes the connections of a collective that ti
 ranks that wait for it or come later see that at once (the group cannot be used again). Other
 backends leave a late rank waiting, or even complete its half, so there ranks look for a verdict
 before and while they wait. Links are closed, and gloo's connections with them: a rank that did not
-come may be waiting for data of those that did.
+come may be waiting for data of those that did. A notice tells it why. [Note: who raised] in
+`watch.py`
 """
 
 from __future__ import annotations

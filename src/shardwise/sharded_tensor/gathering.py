@@ -12,9 +12,10 @@ from shardwise.arguments import whole_number
 from shardwise.comm.agreement import tell_all, to_agree_on
 from shardwise.comm.differentiable import own_parts
 from shardwise.comm.load_check import check_out, span
-from shardwise.errors import ArgumentTypeError, ArgumentValueError
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
 from shardwise.sharded_tensor.progress import logged_phase
 from shardwise.sharded_tensor.resharding import replicated, replicated_state, reshard_state
+from shardwise.sharded_tensor.telling import tell_others
 from shardwise.sharded_tensor.usable import live_state, state_or_none
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from shardwise.comm.agreement import Agreement
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["GradOfPlain", "full_tensor", "gathered", "takes_index", "with_grad"]
+__all__ = ["GradOfPlain", "full_tensor", "gathered", "refuse_options", "takes_index", "with_grad"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -110,6 +111,17 @@ def takes_index(gather: Callable[_P, _T]) -> Callable[_P, _T]:
         return gather(*args, **options)
 
     return by_position
+
+
+def refuse_options(state: State, *options: object) -> None:
+    """Those of the seed's `gather`, given to torch's."""
+    if any(option is not None for option in options):
+        problem = OpError(
+            "gather(dim, index), which is torch's, takes no out, dtype or max_bytes",
+            fix="Write torch.gather(st, dim, index, out=out); convert its result.",
+        )
+        tell_others(state, problem, "gather")
+        raise problem
 
 
 def _is_index(state: State, out: object) -> bool:

@@ -36,10 +36,16 @@ from shardwise.sharded_tensor.dispatch import (
     runner_of,
     sharded_arguments,
 )
-from shardwise.sharded_tensor.gathering import full_tensor, gathered, takes_index, with_grad
+from shardwise.sharded_tensor.gathering import (
+    full_tensor,
+    gathered,
+    refuse_options,
+    takes_index,
+    with_grad,
+)
 from shardwise.sharded_tensor.remote_shards import remote_shards
 from shardwise.sharded_tensor.seed_views import local_shards_of, metadata_of, unwrapped
-from shardwise.sharded_tensor.telling import raised_in, tell_others
+from shardwise.sharded_tensor.telling import raised_in
 from shardwise.sharded_tensor.usable import check_usable, check_writable, live_state
 from shardwise.sharding_spec.custom_ops import (
     CUSTOM_FUNCTIONS,
@@ -339,13 +345,7 @@ class ShardedTensor(ShardedTensorBase):
         position, whole numbers that could be an `out` of a tensor of whole numbers are one.
         """
         if index is not None or dim is not None:
-            if any(option is not None for option in (out, dtype, max_bytes)):
-                problem = OpError(
-                    "gather(dim, index), which is torch's, takes no out, dtype or max_bytes",
-                    fix="Write torch.gather(st, dim, index, out=out); convert its result.",
-                )
-                tell_others(live_state(self), problem, "gather")
-                raise problem
+            refuse_options(live_state(self), out, dtype, max_bytes)
             given: Any = index
             return torch.gather(self, dst if dim is None else dim, given, sparse_grad=sparse_grad)
         return gathered(live_state(self), dst, out=out, dtype=dtype, max_bytes=max_bytes)

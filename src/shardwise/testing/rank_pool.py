@@ -59,7 +59,7 @@ class RankHandle:
     connection: Connection[Any, Any]
     stacks: Connection[Any, Any]  # faulthandler's raw text, no messages
     imported: set[SourceFile] = field(default_factory=set)  # by its calls so far
-    is_spent: bool = False
+    is_spent: bool = False  # as its last call said
 
     @property
     def sources(self) -> tuple[Connection[Any, Any], int]:
