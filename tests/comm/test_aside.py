@@ -1,4 +1,4 @@
-"""Work that other threads do: large copies beside messages, and what must hold for any call."""
+"""Copies beside messages: which thread makes them, and when, and what must hold for any call."""
 
 from __future__ import annotations
 
@@ -22,37 +22,54 @@ from shardwise.transfer import plan_reshard
 SHAPE = (1200, 1200)  # of which a third of a third is copied, 625 KiB of float32
 
 
-def _moved(rank: int, num_cores: int, large: int, with_inference: bool) -> tuple[set[str], bool]:
-    """Threads that copied, and whether the result is an inference tensor."""
+def _moved(rank: int, num_cores: int, large: int, with_inference: bool) -> tuple[list[str], bool]:
+    """Which threads copied and what was sent, in order; whether the result is for inference."""
     rows, columns = (shardwise.chunk(dim).layout(SHAPE) for dim in (0, 1))
-    plan, names = plan_reshard(rows, columns, 4), set[str]()
+    plan, events = plan_reshard(rows, columns, 4), list[str]()
     full = assemble(rows, random_shards(rows))
-    copy = short._copy
+    copy, send = short._copy, PostedFlight.send
 
-    def noted(*args: object) -> None:
-        names.add(threading.current_thread().name.split("_")[0])
-        copy(*args)  # type: ignore[arg-type]  # as they come
+    def noted_copy(copies: object, held: object) -> None:
+        if copies:
+            events.append(threading.current_thread().name.split("_")[0])
+        copy(copies, held)  # type: ignore[arg-type]  # as they come
+
+    def noted_send(flight: PostedFlight, peer: int, buffer: torch.Tensor) -> None:
+        events.append("send")
+        send(flight, peer, buffer)
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode(with_inference):
         patch.setattr(aside, "_num_cores", lambda: num_cores)
         patch.setattr(short, "_LARGE", large)
-        patch.setattr(short, "_copy", noted)
+        patch.setattr(short, "_copy", noted_copy)
+        patch.setattr(PostedFlight, "send", noted_send)
         for _ in range(3):
+            events.clear()  # the first time the plan is not known, and goes another way
             (found,) = execute(plan, random_shards(rows)[rank])
             assert torch.equal(found, full[columns.boxes_of(rank)[0].slices()])
-    return names, found.is_inference()
+    return events, found.is_inference()
 
 
 @pytest.mark.parametrize("with_inference", [False, True])
 def test_large_copies_are_made_beside_sends(with_inference: bool) -> None:
     large = 600 << 10
-    found = shardwise.run_local(_moved, 3, 4, large, with_inference)
-    assert found == [({"shardwise aside"}, with_inference)] * 3
+    for events, is_inference in shardwise.run_local(_moved, 3, 4, large, with_inference):
+        assert sorted(events) == ["send", "send", "shardwise aside"]
+        assert is_inference == with_inference
 
 
-@pytest.mark.parametrize(("num_cores", "large"), [(3, 600 << 10), (16, 700 << 10)])
-def test_small_ones_are_not_nor_where_there_are_few_cores(num_cores: int, large: int) -> None:
-    assert shardwise.run_local(_moved, 3, num_cores, large, False) == [(set(), False)] * 3
+@pytest.mark.parametrize(
+    ("num_cores", "large", "expected"),
+    [
+        (3, 600 << 10, ["MainThread", "send", "send"]),
+        (16, 700 << 10, ["send", "send", "MainThread"]),
+    ],
+)
+def test_small_ones_are_made_while_messages_fly_or_before_where_there_are_few_cores(
+    num_cores: int, large: int, expected: list[str]
+) -> None:
+    found = shardwise.run_local(_moved, 3, num_cores, large, False)
+    assert found == [(expected, False)] * 3
 
 
 def _interrupted(rank: int) -> None:

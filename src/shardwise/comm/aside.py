@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-__all__ = ["Aside"]
+__all__ = ["Aside", "has_spare_cores"]
 
 _CORES_PER_THREAD = 4  # with less, other ranks and the threads of gloo need them
 _MOST_THREADS = 2  # more would not be quicker
@@ -77,9 +77,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)  # whose threads stay with the parent
 
 
+def has_spare_cores() -> bool:
+    """Whether something else runs, such as the threads of gloo, while this thread does."""
+    return _num_threads() > 0
+
+
 def _num_threads() -> int:
     return min(_num_cores() // _CORES_PER_THREAD, _MOST_THREADS)
 
 
+@cache
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardwise.comm.roll_call import RollCall, Told
     from shardwise.comm.watch import Message, Watch
 
-__all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "MarkedFlight", "PostedFlight", "as_bytes"]
+__all__ = ["TAG", "BatchedFlight", "EarlyPostedFlight", "PostedFlight", "as_bytes"]
 
 TAG = 0x5A4D  # any but 0, the tag of a user's own messages
 
@@ -23,25 +23,34 @@ TAG = 0x5A4D  # any but 0, the tag of a user's own messages
 class PostedFlight:
     """Messages that start when they are named, for gloo.
 
-    The group's own `send` and `recv` are called because `dist.isend` takes twice the time.
+    The watch knows what is moved, if there is a mark. [Note: marks] in `marks.py` The group's own
+    `send` and `recv` are called because `dist.isend` takes twice the time.
     """
 
-    __slots__ = ("_group", "_group_rank", "_messages", "_tag", "_watch")
+    __slots__ = ("_group", "_group_rank", "_mark", "_messages", "_tag", "_watch")
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch, tag: int = TAG
+        self,
+        group: dist.ProcessGroup,
+        ranks: GroupRanks,
+        watch: Watch,
+        tag: int = TAG,
+        mark: Mark | None = None,
     ) -> None:
         if watch.has_notice:
             watch.comes()
         self._watch = watch
         self._group = group
         self._group_rank = ranks.group_rank_of
-        self._tag = tag
+        self._mark = mark
+        self._tag = tag if mark is None else mark.tag
         # Receives, then sends, each of which holds its buffer. Of gloo, a second wait for the same
         # message would never end: None once waited for.
         self._messages: list[Message] = []
 
     def receive(self, peer: int, buffer: torch.Tensor) -> None:
+        if self._mark is not None:
+            self._watch.received[peer].add(self._mark)
         try:
             work = self._group.recv([buffer], self._group_rank[peer], self._tag)
         except RuntimeError as error:
@@ -50,6 +59,8 @@ class PostedFlight:
         self._messages.append((peer, work))
 
     def send(self, peer: int, buffer: torch.Tensor) -> None:
+        if self._mark is not None:
+            self._watch.sent[peer].add(self._mark)
         try:
             work = self._group.send([buffer], self._group_rank[peer], self._tag)
         except RuntimeError as error:
@@ -73,26 +84,6 @@ class PostedFlight:
     def finish(self) -> None:
         messages, self._messages = self._messages, []
         self._watch.wait(messages)
-
-
-class MarkedFlight(PostedFlight):
-    """The same, of which the watch knows what is moved. [Note: marks] in `marks.py`"""
-
-    __slots__ = ("_mark",)
-
-    def __init__(
-        self, group: dist.ProcessGroup, ranks: GroupRanks, watch: Watch, mark: Mark
-    ) -> None:
-        super().__init__(group, ranks, watch, mark.tag)
-        self._mark = mark
-
-    def receive(self, peer: int, buffer: torch.Tensor) -> None:
-        self._watch.received[peer].add(self._mark)
-        super().receive(peer, buffer)
-
-    def send(self, peer: int, buffer: torch.Tensor) -> None:
-        self._watch.sent[peer].add(self._mark)
-        super().send(peer, buffer)
 
 
 class EarlyPostedFlight(PostedFlight):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from shardwise._torch_compat import all_gather_single, group_store, reduce_scatter_single
 from shardwise.comm.communicator import simulated_rank
-from shardwise.comm.flights import BatchedFlight, EarlyPostedFlight, MarkedFlight, PostedFlight
+from shardwise.comm.flights import BatchedFlight, EarlyPostedFlight, PostedFlight
 from shardwise.comm.heard import is_heard, note_heard
 from shardwise.comm.ranks import GroupRanks, member_group
 from shardwise.comm.roll_call import RollCall
@@ -133,9 +133,7 @@ class ProcessGroupCommunicator:
         if self.backend == "gloo":
             if self._tag is not None:
                 return PostedFlight(group, self.ranks, self._watch, self._tag)
-            if mark is None:
-                return PostedFlight(group, self.ranks, self._watch)
-            return MarkedFlight(group, self.ranks, self._watch, mark)
+            return PostedFlight(group, self.ranks, self._watch, mark=mark)
         return BatchedFlight(group, self._meet)
 
     def apart(self, tag: int) -> Communicator:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.comm.aside import Aside
+from shardwise.comm.aside import Aside, has_spare_cores
 from shardwise.comm.leaving import Left, land_quietly, tell_those_who_wait
 from shardwise.comm.pages import new_like, packed
 from shardwise.comm.reducing import reduce_into
@@ -195,8 +195,13 @@ def _run_rounds(
                 is_staged = True
             landings.append(landing)
             flight.receive(peer, landing)
+        if copies and not has_spare_cores():
+            # Nothing would be gained by copying while messages fly: this thread would only keep
+            # gloo's from carrying them.
+            _copy(copies, held)
+            copies = ()
         aside: Aside | None = None
-        if num_copied >= _LARGE_NUMEL and _is_large(num_copied, outputs[0]):
+        if copies and num_copied >= _LARGE_NUMEL and _is_large(num_copied, outputs[0]):
             aside = Aside(is_large=True)
             if not aside.is_alone:
                 aside.call(partial(_copy, copies, held))
@@ -214,10 +219,7 @@ def _run_rounds(
             if aside is not None:
                 aside.catch_up()
         try:
-            for (_, to, there), (is_target, shard, region) in copies:
-                target, source = outputs[to], held[is_target][shard]
-                target = target if there is None else target[there]
-                target.copy_(source if region is None else source[region])
+            _copy(copies, held)
         finally:  # also when it raises: what the others have told is heard now or never
             if early is not None:
                 assert agreement is not None
@@ -238,8 +240,11 @@ def _is_large(num_copied: int, output: torch.Tensor) -> bool:
 
 
 def _copy(copies: _Copies, held: _Held) -> None:
-    for target, source in copies:
-        _at(target, held).copy_(_at(source, held))
+    shards, outputs = held
+    for (_, to, there), (is_target, shard, region) in copies:
+        target, source = outputs[to], (outputs if is_target else shards)[shard]
+        target = target if there is None else target[there]
+        target.copy_(source if region is None else source[region])
 
 
 def _take(spare: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
