@@ -81,7 +81,7 @@ def execute(
         if (
             known is not None
             and known.short is not None
-            and is_usual(shards, dtype, known, members.wire_device)
+            and is_usual(shards, dtype, known)
             and (out is None or is_usual_out(out, shards, known, members.wire_device))
             and not is_watched()
             and not (DEBUGGERS and is_debugging())  # asked in any case when the plan became known

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
 from shardwise.comm.load_check import check_arguments, check_transfer, is_writable, span
-from shardwise.comm.marks import mark_of
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
 from shardwise.errors import DeviceError
@@ -35,6 +35,7 @@ __all__ = [
 
 _ALIGNMENT = 64  # bytes
 _Tensor, _STRIDED = torch.Tensor, torch.strided  # found quicker than in a large module
+_kind_of = attrgetter("dtype", "shape", "layout", "device", "requires_grad")
 
 
 class Transfer(NamedTuple):
@@ -134,36 +135,28 @@ def usual_load(
     Says no more than None: `load_of` finds the words or the way for anything else.
     """
     known = members.rank_plans.get(id(plan))
-    if known is None or not is_usual(shards, dtype, known, members.wire_device):
+    if known is None or not is_usual(shards, dtype, known):
         return None
     assert known.usual_dtype is not None
     return Load(known, shards, known.usual_dtype, members.wire_device, True)
 
 
 def is_usual(
-    shards: object, dtype: torch.dtype | None, known: RankPlan, wire: torch.device
+    shards: object, dtype: torch.dtype | None, known: RankPlan
 ) -> TypeGuard[Sequence[torch.Tensor]]:
     """Whether these are plain tensors on the wire's device, of the dtype as the last time.
 
     Looks as little as it can, because in a small exchange every look is seen.
     """
-    usual, shapes = known.usual_dtype, known.source_shapes
+    kinds, usual = known.usual_kinds, known.usual_dtype
     if usual is None or not (type(shards) is tuple or type(shards) is list):
         return False
-    if len(shards) != len(shapes):
+    if len(shards) != len(kinds):
         return False
     if dtype is not usual and (dtype is not None or not shards):
         return False
-    for shard, shape in zip(shards, shapes, strict=True):
-        if (
-            not isinstance(shard, _Tensor)
-            or shard.dtype is not usual
-            or shard.shape != shape
-            or shard.layout is not _STRIDED
-            or shard.device != wire
-            or shard.requires_grad
-            or shard.is_neg()
-        ):
+    for shard, kind in zip(shards, kinds, strict=True):
+        if not isinstance(shard, _Tensor) or _kind_of(shard) != kind or shard.is_neg():
             return False
     return True
 
@@ -177,11 +170,7 @@ def is_usual_out(
     (tensor,) = out
     if (
         not isinstance(tensor, _Tensor)
-        or tensor.dtype is not known.usual_dtype
-        or tensor.shape != known.only_shape
-        or tensor.layout is not _STRIDED
-        or tensor.device != wire
-        or tensor.requires_grad
+        or _kind_of(tensor) != (known.usual_dtype, known.only_shape, _STRIDED, wire, False)
         or tensor.is_neg()
         or not tensor.is_contiguous()
         or not is_writable(tensor)
@@ -195,8 +184,7 @@ def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     wire = members.wire_device
     known = rank_plan(transfer.plan, members)
     dtype = check_arguments(transfer, known.shapes, members)
-    if not dtype.is_complex:
-        known.usual_dtype, known.mark = dtype, mark_of([(known.plan, dtype)])
+    known.make_usual(dtype, wire)
     shards = [_plain(shard) for shard in transfer.shards]
     device = None if transfer.out is not None else _device_of_outputs(transfer, members)
     outputs = [tensor.detach() for tensor in transfer.out or ()]

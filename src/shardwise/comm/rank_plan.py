@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardwise.comm.lowering import COLLECTIVES
+from shardwise.comm.marks import mark_of
 from shardwise.comm.short import short_of
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.marks import Mark
@@ -32,8 +35,8 @@ class RankPlan:
         "plan",
         "shapes",
         "short",
-        "source_shapes",
         "usual_dtype",
+        "usual_kinds",
     )
 
     def __init__(self, plan: TransferPlan, members: Communicator) -> None:
@@ -46,13 +49,25 @@ class RankPlan:
         self._may_be_short = not COLLECTIVES.get(members.backend)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
-        self.source_shapes = self.shapes.source
         # Of the result on this rank, if it is one shard.
         self.only_shape = self.shapes.target[0] if len(self.shapes.target) == 1 else None
-        # With which `usual_load` need not look at the dtype again. Never complex, of which a
-        # tensor may be a conjugate view.
+        # Of the exchange of one tensor as it was found right before, see `make_usual`.
         self.usual_dtype: torch.dtype | None = None
-        self.mark: Mark | None = None  # of an exchange of one tensor of that dtype
+        self.usual_kinds: Sequence[tuple[object, ...]] = ()
+        self.mark: Mark | None = None
+
+    def make_usual(self, dtype: torch.dtype, wire: torch.device) -> None:
+        """Shards like these are found right at a glance from now on, by `load.is_usual`.
+
+        Not if they are complex, of which a tensor may be a conjugate view.
+        """
+        if not dtype.is_complex:
+            self.usual_dtype = dtype
+            # What `is_usual` asks of each.
+            self.usual_kinds = [
+                (dtype, shape, torch.strided, wire, False) for shape in self.shapes.source
+            ]
+            self.mark = mark_of([(self.plan, dtype)])
 
     def program(self) -> RankProgram:
         """What the rank does when the plan is carried out alone, without a cap."""
