@@ -61,11 +61,12 @@ def test_large_copies_are_made_beside_sends(with_inference: bool) -> None:
 @pytest.mark.parametrize(
     ("num_cores", "large", "expected"),
     [
-        (3, 600 << 10, ["MainThread", "send", "send"]),
+        (3, 600 << 10, ["send", "send", "MainThread"]),
+        (3, 700 << 10, ["MainThread", "send", "send"]),
         (16, 700 << 10, ["send", "send", "MainThread"]),
     ],
 )
-def test_small_ones_are_made_while_messages_fly_or_before_where_there_are_few_cores(
+def test_others_are_made_while_messages_fly_or_before_if_small_where_there_are_few_cores(
     num_cores: int, large: int, expected: list[str]
 ) -> None:
     found = shardwise.run_local(_moved, 3, num_cores, large, False)

@@ -195,17 +195,16 @@ def _run_rounds(
                 is_staged = True
             landings.append(landing)
             flight.receive(peer, landing)
-        if copies and not has_spare_cores():
-            # Nothing would be gained by copying while messages fly: this thread would only keep
-            # gloo's from carrying them.
-            _copy(copies, held)
-            copies = ()
         aside: Aside | None = None
-        if copies and num_copied >= _LARGE_NUMEL and _is_large(num_copied, outputs[0]):
+        if num_copied >= _LARGE_NUMEL and _is_large(num_copied, outputs[0]):
             aside = Aside(is_large=True)
             if not aside.is_alone:
                 aside.call(partial(_copy, copies, held))
                 copies = ()
+        elif copies and receives and sends and not has_spare_cores():
+            # Beside messages that cross, it would only keep gloo's threads from carrying them.
+            _copy(copies, held)
+            copies = ()
         try:
             # Regions are looked up here and not by `_at`, whose calls would be a third of all.
             for peer, (is_target, shard, region) in sends:
