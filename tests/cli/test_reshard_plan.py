@@ -24,7 +24,7 @@ def test_a_plan_is_told_and_drawn_in_80_plain_columns() -> None:
     assert max(map(len, done.out.splitlines())) <= 80
     for words in (
         "128 B = lower bound",
-        "4 pairs of ranks",
+        "4 messages, at most 32 B",
         "with at most 16 B of staging",
         "from\\to",
         "before",
@@ -52,12 +52,18 @@ def test_numbers_for_programs_are_those_of_the_plan() -> None:
     }
 
 
+def test_messages_of_both_steps_are_counted() -> None:
+    words = ("--shape", "512,512", "--from", "partial()", "--to", "replicate()")
+    assert json.loads(run_command("reshard-plan", *words, "--json").out)["num_messages"] == 24
+    assert "24 messages between 12 pairs of ranks" in run_command("reshard-plan", *words).out
+
+
 def test_a_thousand_ranks_fit_80_columns() -> None:
     words = ("--shape", "1000,8", "--from", "chunk(0)", "--to", "on_rank(0)")
     done = run_command("reshard-plan", *words, "--world-size", "1000")
     assert max(map(len, done.out.splitlines())) <= 80
     assert len(done.out.splitlines()) < 80
-    assert "999 pairs of ranks" in done.out
+    assert "999 messages, at most 32 B" in done.out
 
 
 @pytest.mark.parametrize(

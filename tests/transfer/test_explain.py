@@ -51,6 +51,12 @@ def test_traffic_is_what_the_messages_add_up_to(plan: TransferPlan) -> None:
 
 
 @given(plans())
+def test_messages_are_counted_as_they_are_sent(plan: TransferPlan) -> None:
+    sent = [m for rank in plan.ranks for m in plan.messages(rank) if m.src == rank]
+    assert plan.num_messages == len(sent)
+
+
+@given(plans())
 def test_what_is_kept_and_received_fills_the_target_where_nothing_is_reduced(
     plan: TransferPlan,
 ) -> None:
@@ -88,7 +94,7 @@ def test_a_plan_is_explained_in_full() -> None:
         "tensor    256.0 MiB: 67,108,864 elements of 4 bytes",
         "moves     192.0 MiB (201,326,592 bytes) = lower bound",
         "stays     64.0 MiB on the ranks that hold it",
-        "messages  12 pairs of ranks, at most 16.0 MiB (rank 0 to 1)",
+        "messages  12 messages, at most 16.0 MiB (rank 0 to 1)",
         "busiest   4 ranks send 48.0 MiB each",
         "          4 ranks receive 48.0 MiB each",
         "memory    1 round, peak 112.0 MiB on rank 0 (output 64.0 MiB, staging 48.0 MiB)",
@@ -168,6 +174,7 @@ def test_replicas_share_the_sending_in_the_table() -> None:
 def test_pending_sums_have_a_line_with_addends_and_steps() -> None:
     pending = shardwise.partial(ranks=range(4)).layout(SQUARE)
     both = plan_reshard(pending, shardwise.replicate(ranks=range(4)).layout(SQUARE), 4).explain()
+    assert "24 messages between 12 pairs of ranks, at most 128.0 MiB a pair" in both
     assert "4 regions of 4 addends (sum), then spreads the results (768.0 MiB) in" in both
     assert "a second step" in both
     one = plan_reshard(pending, COLUMNS, 4).explain()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.transfer.plans import plans
 
 import shardwise
-from shardwise.errors import PlanError
+from shardwise.errors import ArgumentTypeError, PlanError
 from shardwise.geometry import Box, Layout
 from shardwise.transfer import TransferPlan, plan_reshard
 from shardwise.transfer.text import VERSION
@@ -88,20 +88,26 @@ def _drop(*path: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_drop("format"), r"plan: expected the keys 'format', got"),
+        (_drop("format"), r"plan: expected the keys 'format', .*'totals', 'digest', got no 'format'$"),
         (_set("format", to="other"), r"format: expected 'shardwise.TransferPlan', got 'other'"),
-        (_drop("version"), r"plan: expected the keys 'version'"),
-        (_set("version", to=99), r"version: expected 2, got 99. Read it with the version that"),
-        (_set("version", to=True), r"version: expected 2, got True"),
-        (_drop("source"), r"plan: expected the keys 'source'"),
-        (_drop("digest"), r"plan: expected the keys 'digest'"),
+        (_set("version", to=2), r"version: expected 3, got 2. Read it with the version that wrote"),
+        (_drop("version"), r"plan: expected the keys .*, got no 'version'$"),
+        (_set("version", to=99), r"version: expected 3, got 99. Read it with the version that"),
+        (_set("version", to=True), r"version: expected 3, got True"),
+        (_drop("source"), r"plan: expected the keys .*, got no 'source'$"),
+        (_drop("digest"), r"plan: expected the keys .*, got no 'digest'$"),
+        (_set("hello", to=1), r"plan: expected the keys .*, got 'hello' besides$"),
+        (_set("totals", "hello", to=1), r"totals: expected the keys .*, got 'hello' besides$"),
+        (_set("source", "hello", to=1), r"source: expected the keys .*, got 'hello' besides$"),
+        (_set("source", "starts", to=[0]), r"source: expected the keys .*, got 'starts' besides$"),
         (_set("digest", to=7), r"digest: expected a string, got 7"),
         (_set("itemsize", to=0), r"itemsize: expected a whole number from 1 to 2\*\*63 - 1, got 0"),
         (_set("itemsize", to=2**63), r"itemsize: expected a whole number from 1 to 2\*\*63"),
         (_set("itemsize", to=True), r"itemsize: expected a whole number"),
         (_set("itemsize", to=4.0), r"itemsize: expected a whole number"),
         (_set("totals", to=[]), r"totals: expected an object, got \[\]"),
-        (_drop("totals", "moves"), r"totals: expected the keys 'moves'"),
+        (_drop("totals", "moves"), r"totals: expected the keys .*, got no 'moves'$"),
+        (_set("totals", to={"a": 1}), r", got no 'bytes', .*'messages', and 'a' besides$"),
         (_set("totals", "moves", to="4"), r"totals.moves: expected a whole number"),
         (_set("source", to=None), r"source: layout: expected an object, got None"),
         (_drop("target", "owners"), r"target: layout: expected the keys 'owners'"),
@@ -171,13 +177,37 @@ def test_text_that_would_move_the_same_and_mean_something_else_is_refused(
         ('{"format": NaN}', "numbers: expected whole numbers, got 'NaN'"),
         ("[]", r"plan: expected an object, got \[\]"),
         ("3", "plan: expected an object, got 3"),
-        (None, "as a whole: expected a str, got 'NoneType'"),
-        (b"{}", "as a whole: expected a str, got 'bytes'"),
+        ("{}", "plan: expected the keys 'format', 'version', 'itemsize', .* got none$"),
     ],
 )
 def test_text_that_is_no_plan_is_refused(text: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         TransferPlan.from_json(text)
+
+
+@pytest.mark.parametrize("value", [None, b"{}", PLAN], ids=["None", "bytes", "a plan"])
+def test_what_is_no_text_is_an_argument_of_the_wrong_type(value: Any) -> None:
+    message = f"^text of a plan: expected a str, got {type(value).__name__}$"
+    with pytest.raises(ArgumentTypeError, match=message):
+        TransferPlan.from_json(value)
+
+
+def test_long_lists_of_keys_are_cut_between_keys() -> None:
+    record = json.loads(PLAN.to_json()) | {f"a longer name {k}": k for k in range(2000)}
+    with pytest.raises(PlanError, match=r"'a longer name 3' and 1,996 more besides$"):
+        TransferPlan.from_json(json.dumps(record))
+    with pytest.raises(PlanError, match=r"got 'n{56}\.\.\. besides$"):
+        TransferPlan.from_json(json.dumps(json.loads(PLAN.to_json()) | {"n" * 5000: 1}))
+
+
+def test_totals_count_the_messages_of_both_steps() -> None:
+    everywhere = shardwise.replicate(ranks=range(4)).layout((512, 512))
+    plan = TransferPlan(shardwise.partial(ranks=range(4)).layout((512, 512)), everywhere, 4)
+    assert json.loads(plan.to_json())["totals"]["messages"] == 24
+    record = json.loads(plan.to_json())
+    record["totals"]["messages"] = 12
+    with pytest.raises(PlanError, match=r"messages of the plan, .*: expected 12, as recorded, got"):
+        TransferPlan.from_json(json.dumps(record))
 
 
 @given(

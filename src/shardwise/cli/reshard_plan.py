@@ -97,7 +97,7 @@ def _numbers(plan: TransferPlan, max_bytes: int | None) -> dict[str, Any]:
         "total_bytes": plan.total_bytes,
         "lower_bound": plan.lower_bound,
         "kept_bytes": int(traffic.kept.sum()),
-        "num_messages": len(traffic.pair_bytes),
+        "num_messages": plan.num_messages,
         "max_bytes": max_bytes,
         "num_rounds": len(schedule.rounds),
         "ranks": [

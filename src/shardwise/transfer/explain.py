@@ -62,13 +62,7 @@ def _summary(plan: TransferPlan, schedules: Sequence[Schedule]) -> Iterator[tupl
     yield "moves", total_in_words(plan)
     yield "stays", f"{format_bytes(int(traffic.kept.sum()))} on the ranks that hold it"
     if len(traffic.pair_bytes):
-        most = int(traffic.pair_bytes.argmax())
-        yield (
-            "messages",
-            f"{plural(len(traffic.pair_bytes), 'pair')} of ranks, at most "
-            f"{format_bytes(int(traffic.pair_bytes[most]))} "
-            f"(rank {traffic.pair_src[most]} to {traffic.pair_dst[most]})",
-        )
+        yield "messages", _messages(plan)
         yield "busiest", _busiest(plan, traffic.sent, "send")
         yield "", _busiest(plan, traffic.received, "receive")
     if (words := reductions_in_words(plan)) is not None:
@@ -92,6 +86,19 @@ def total_in_words(plan: TransferPlan, *, exact: bool = True) -> str:
         return f"{total} = lower bound"
     share = f"{plan.total_bytes / plan.lower_bound:.3g} x " if plan.lower_bound else ""
     return f"{total}, {share}the lower bound of {format_bytes(plan.lower_bound)}"
+
+
+def _messages(plan: TransferPlan) -> str:
+    """How many, and between how many pairs of ranks if some send twice; the most of a pair."""
+    traffic, words = plan.traffic, plural(plan.num_messages, "message")
+    num_pairs, each = len(traffic.pair_bytes), ""
+    if num_pairs != plan.num_messages:  # a second step sends between the pairs of the first
+        words, each = f"{words} between {plural(num_pairs, 'pair')} of ranks", " a pair"
+    most = int(traffic.pair_bytes.argmax())
+    return (
+        f"{words}, at most {format_bytes(int(traffic.pair_bytes[most]))}{each} "
+        f"(rank {traffic.pair_src[most]} to {traffic.pair_dst[most]})"
+    )
 
 
 def _busiest(plan: TransferPlan, load: Ints, verb: str) -> str:

@@ -70,7 +70,10 @@ class TransferPlan:
                 got=f"{target.shape} for the target",
                 fix="Make the target's layout for the source's shape.",
             )
-        itemsize = whole_number(itemsize, "itemsize", least=1)
+        # By its name, because plans are made without torch.
+        is_dtype = type(itemsize).__name__ == "dtype"
+        fix = f"Pass {itemsize}.itemsize." if is_dtype else None
+        itemsize = whole_number(itemsize, "itemsize", least=1, fix=fix)
         # Nothing that is counted is more than every entry holding the whole tensor.
         most = math.prod(source.shape) * itemsize * (len(source) + len(target))
         if most >= 2**63:
@@ -167,6 +170,14 @@ class TransferPlan:
     def traffic(self) -> Traffic:
         """Bytes of all ranks and of all pairs of ranks, as arrays."""
         return Traffic.of(self.moves, self.ranks, self.itemsize)
+
+    @cached_property
+    def num_messages(self) -> int:
+        """Messages of all ranks together, as `messages` has them: one a pair of ranks and step."""
+        if not self.moves.step.any():
+            return len(self.traffic.pair_bytes)
+        steps = [self.moves[self.moves.step == step] for step in (0, 1)]
+        return sum(len(Traffic.of(one, self.ranks, self.itemsize).pair_bytes) for one in steps)
 
     def bytes_sent(self, rank: int) -> int:
         """Bytes that leave `rank`."""
@@ -271,9 +282,10 @@ class TransferPlan:
     def from_json(cls, text: str, *, max_moves: int = 1 << 22) -> TransferPlan:
         """The plan that `to_json` wrote, made again from its layouts and compared with the record.
 
-        Raises a PlanError if `text` is anything else, if it was edited, or if this version of the
-        library plans otherwise. Safe on text from strangers: nothing is executed, and plans with
-        more than about `max_moves` moves are refused before they take memory.
+        Raises a PlanError if `text` says anything else, if it was edited, or if this version of the
+        library plans otherwise; an ArgumentTypeError if it is no str. Safe on text from strangers:
+        nothing is executed, and plans with more than about `max_moves` moves are refused before
+        they take memory.
         """
         record = PlanRecord.parse(text)
         plan = cls(record.source, record.target, record.itemsize)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from shardwise.errors import PlanError, ShardwiseError
+from shardwise.errors import ArgumentTypeError, PlanError, ShardwiseError
 from shardwise.geometry.plain_layouts import layout_from_plain, plain_layout
 from shardwise.transfer.counting import most_moves
+from shardwise.words import shortened
 
 if TYPE_CHECKING:
     from shardwise.geometry import Layout
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "VERSION", "PlanRecord", "plan_to_json"]
 
 FORMAT = "shardwise.TransferPlan"  # what the JSON of a plan says it is
-VERSION = 2  # of that format
+VERSION = 3  # of that format
 
 _LIMIT = 2**63  # numbers are int64 in arrays
+_KEYS = ("format", "version", "itemsize", "source", "target", "totals", "digest")
+_LAYOUT_KEYS = ("shape", "boxes", "owners", "terms", "pending")
 _TOTALS_KEYS = ("bytes", "lower_bound", "moves", "messages")
+_MOST_NAMED = 4  # keys, in a message
+_MOST_SHOWN = 60  # characters of a value, in a message
 
 
 def plan_to_json(plan: TransferPlan) -> str:
@@ -45,7 +50,7 @@ def plan_to_json(plan: TransferPlan) -> str:
 
 
 def _totals(plan: TransferPlan) -> dict[str, int]:
-    counts = (plan.total_bytes, plan.lower_bound, len(plan.moves), len(plan.traffic.pair_bytes))
+    counts = (plan.total_bytes, plan.lower_bound, len(plan.moves), plan.num_messages)
     return dict(zip(_TOTALS_KEYS, counts, strict=True))
 
 
@@ -71,13 +76,14 @@ class PlanRecord:
     @classmethod
     def parse(cls, text: str) -> PlanRecord:
         """The record in `text`, which nobody vouches for; a PlanError says what is wrong."""
-        record = _keyed(_loaded(text), "plan", ("format",))
-        if record["format"] != FORMAT:
+        record = _object(_loaded(text), "plan")
+        # Before the keys, of which other formats and versions have others.
+        if record.get("format", FORMAT) != FORMAT:
             _refuse("format", f"{FORMAT!r}", record["format"])
-        version = _keyed(record, "plan", ("version",))["version"]
+        version = record.get("version", VERSION)
         if type(version) is not int or version != VERSION:
             _refuse("version", VERSION, version, fix="Read it with the version that wrote it.")
-        _keyed(record, "plan", ("itemsize", "source", "target", "totals", "digest"))
+        _keyed(record, "plan", _KEYS)
         totals = _keyed(record["totals"], "totals", _TOTALS_KEYS)
         if not isinstance(record["digest"], str):
             _refuse("digest", "a string", record["digest"])
@@ -118,7 +124,8 @@ class PlanRecord:
 
 
 def _refuse(what: str, expected: object, got: object, *, fix: str | None = None) -> NoReturn:
-    raise PlanError(f"text of a plan, {what}", expected=expected, got=f"{got!r:.60}", fix=fix)
+    shown = shortened(repr(got), most=_MOST_SHOWN)
+    raise PlanError(f"text of a plan, {what}", expected=expected, got=shown, fix=fix)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -127,7 +134,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _loaded(text: str) -> Any:
     if not isinstance(text, str):
-        _refuse("as a whole", "a str", type(text).__name__)
+        raise ArgumentTypeError("text of a plan", expected="a str", got=type(text).__name__)
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except PlanError:
@@ -136,14 +143,34 @@ def _loaded(text: str) -> Any:
         raise PlanError("text of a plan", expected="JSON", got=str(error)) from error
 
 
-def _keyed(value: object, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """`value`, which has to be an object with these keys."""
+def _object(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse(what, "an object", value)
-    missing = [key for key in keys if key not in value]
-    if missing:
-        _refuse(what, f"the keys {', '.join(map(repr, missing))}", sorted(value))
     return value
+
+
+def _keyed(value: object, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """`value`, which has to be an object with these keys and no others."""
+    found = _object(value, what)
+    missing = [key for key in keys if key not in found]
+    others = [key for key in found if key not in keys]
+    if not missing and not others:
+        return found
+    differences = [f"no {_listed(missing)}"] if missing else []
+    if others:
+        differences.append(f"{_listed(others)} besides")
+    raise PlanError(
+        f"text of a plan, {what}",
+        expected=f"the keys {', '.join(map(repr, keys))}",
+        got=", and ".join(differences) if found else "none",
+    )
+
+
+def _listed(keys: list[str]) -> str:
+    """The keys, of which long ones and long lists are cut."""
+    named = [shortened(repr(key), most=_MOST_SHOWN) for key in keys[:_MOST_NAMED]]
+    more = len(keys) - len(named)
+    return ", ".join(named) + (f" and {more:,} more" if more else "")
 
 
 def _number(value: object, what: str, *, least: int = 0) -> int:
@@ -154,6 +181,8 @@ def _number(value: object, what: str, *, least: int = 0) -> int:
 
 def _layout(value: object, what: str) -> Layout:
     try:
-        return layout_from_plain(value)
+        found = layout_from_plain(value)
     except ShardwiseError as error:
         raise PlanError(f"text of a plan, {what}: {error}") from error
+    _keyed(value, what, _LAYOUT_KEYS)
+    return found
