@@ -88,7 +88,10 @@ def _drop(*path: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_drop("format"), r"plan: expected the keys 'format', .*'totals', 'digest', got no 'format'$"),
+        (
+            _drop("format"),
+            r"plan: expected the keys 'format', .*'totals', 'digest', got no 'format'$",
+        ),
         (_set("format", to="other"), r"format: expected 'shardwise.TransferPlan', got 'other'"),
         (_set("version", to=2), r"version: expected 3, got 2. Read it with the version that wrote"),
         (_drop("version"), r"plan: expected the keys .*, got no 'version'$"),

@@ -98,6 +98,13 @@ def test_cells_add_up_to_the_traffic_of_their_ranks(
         for column, other in enumerate(matrix.columns.tolist()):
             ranks = np.ix_(matrix.ranks_of(block), matrix.ranks_of(other))
             assert matrix.cells[row, column] == full[ranks].sum()
+    for sums, blocks, of_rank in (
+        (matrix.sent, matrix.rows, traffic.sent),
+        (matrix.received, matrix.columns, traffic.received),
+    ):
+        for total, block in zip(sums.tolist(), blocks.tolist(), strict=True):
+            assert total == of_rank[np.isin(traffic.ranks, matrix.ranks_of(block))].sum()
+        assert sums.sum() == plan.total_bytes
     if matrix.block_size == 1:
         assert matrix.moved.sum() == plan.total_bytes
 
@@ -124,10 +131,20 @@ def test_more_ranks_are_put_together_in_blocks() -> None:
     text = rendered(plan)
     head, first, *_ = matrix_lines(text)
     assert head.split() == ["from\\to", *map(str, range(0, 64, 4)), "│", "sent"]
-    assert first.split() == ["0-3", "=.16", *[".16"] * 15, "│", "2.3"]
-    assert "in KiB; 64 ranks in blocks of 4; =: stays in its block (1.9 KiB moves inside)" in text
+    assert first.split() == ["0-3", "=.16", *[".16"] * 15, "│", "2.5"]
+    words = "=: stays in its block (1.9 KiB moves inside, and counts as sent and received)"
+    assert f"in KiB; 64 ranks in blocks of 4; {words}" in " ".join(text.split())
     assert "blocks of 16" in rendered(plan, max_ranks=4)
     assert "blocks of 64" in rendered(plan, max_ranks=1)
+
+
+def test_what_moves_inside_a_block_is_sent_and_received() -> None:
+    gathered = shardwise.on_rank(0).layout((1024, 64))
+    text = rendered(plan_reshard(chunked(1024, shape=(1024, 64)), gathered, 4), layouts=False)
+    _, first, second, *_, foot = matrix_lines(text)
+    assert first.split()[-2:] == ["15.8", "KiB"]
+    assert second.split()[-2:] == ["16.0", "KiB"]
+    assert "255.8 KiB" in foot
 
 
 def test_ranks_that_do_not_fit_the_width_are_put_together() -> None:
@@ -164,7 +181,9 @@ def test_a_thousand_ranks_are_drawn() -> None:
 )
 def test_numbers_of_one_unit_have_three_characters(sizes: list[int], numbers: list[str]) -> None:
     columns = np.arange(len(sizes))
-    matrix = Matrix(np.arange(9), 1, np.array([8]), columns, np.array([sizes]))
+    sent, received = np.array([sum(sizes)]), np.array(sizes)
+    cells = np.array([sizes])
+    matrix = Matrix(np.arange(9), 1, np.array([8]), columns, cells, sent, received)
     for text in list(write_matrix(matrix, ascii_only=True))[1:]:
         assert text.lines[1].plain.split()[1 : len(sizes) + 1] == numbers
 

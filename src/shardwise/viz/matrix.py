@@ -42,6 +42,8 @@ class Matrix:
     rows: Ints  # numbers of blocks
     columns: Ints
     cells: Ints  # (rows, columns)
+    sent: Ints  # (rows,): by all ranks of a block, to others of it, too
+    received: Ints  # (columns,): by all ranks of a block, from others of it, too
 
     @classmethod
     def of(cls, traffic: Traffic, *, max_rows: int, max_columns: int) -> Matrix:
@@ -64,7 +66,10 @@ class Matrix:
         column = np.searchsorted(columns, np.concatenate([place[ends[1]], place[own]]) // size)
         cells = np.zeros((len(rows), len(columns)), np.int64)
         np.add.at(cells, (row, column), np.concatenate([traffic.pair_bytes, traffic.kept[own]]))
-        return cls(traffic.ranks[takes_part], size, rows, columns, cells)
+        sums = [np.zeros(len(blocks), np.int64) for blocks in (rows, columns)]
+        for found, end, blocks in zip(sums, ends, (rows, columns), strict=True):
+            np.add.at(found, np.searchsorted(blocks, place[end] // size), traffic.pair_bytes)
+        return cls(traffic.ranks[takes_part], size, rows, columns, cells, *sums)
 
     @cached_property
     def is_own(self) -> np.ndarray:
@@ -76,11 +81,6 @@ class Matrix:
     def moved(self) -> Ints:
         """The cells, with nothing where a block meets itself."""
         return np.where(self.is_own, 0, self.cells)
-
-    @property
-    def sums(self) -> tuple[Ints, Ints]:
-        """Bytes that leave each block of `rows`, and that reach each block of `columns`."""
-        return self.moved.sum(axis=1), self.moved.sum(axis=0)
 
     @property
     def row_names(self) -> list[str]:
@@ -112,7 +112,7 @@ class MatrixText:
 
 def write_matrix(matrix: Matrix, *, ascii_only: bool) -> Iterator[MatrixText]:
     """The matrix as text, with the most comfort first: units at numbers, then room around them."""
-    most = max(int(part.max(initial=0)) for part in (matrix.cells, *matrix.sums))
+    most = max(int(part.max(initial=0)) for part in (matrix.cells, matrix.sent, matrix.received))
     for unit, padding in ((None, 2), (_unit_of(most), 2), (_unit_of(most), 1)):
         yield _Writer(matrix, unit, padding, ascii_only).write()
 
@@ -128,7 +128,7 @@ class _Writer:
 
     def write(self) -> MatrixText:
         matrix = self.matrix
-        sent, received = (self._numbers(sums) for sums in matrix.sums)
+        sent, received = self._numbers(matrix.sent), self._numbers(matrix.received)
         numbers = [self._numbers(row) for row in matrix.cells]
         firsts = [int(matrix.ranks_of(block)[0]) for block in matrix.columns.tolist()]
         every = (*(number for row in numbers for number in row), *received, *map(str, firsts))

@@ -59,8 +59,10 @@ def matrix_notes(plan: TransferPlan, matrix: Matrix) -> list[str]:
     if matrix.block_size == 1:
         return ["=: stays on its rank"] if has_own else []
     notes = [f"{len(matrix.ranks):,} ranks in blocks of {matrix.block_size}"]
-    inside = format_bytes(plan.total_bytes - int(matrix.moved.sum()))
-    return notes + ([f"=: stays in its block ({inside} moves inside)"] if has_own else [])
+    if inside := plan.total_bytes - int(matrix.moved.sum()):
+        words = f"{format_bytes(inside)} moves inside, and counts as sent and received"
+        return [*notes, f"=: stays in its block ({words})"]
+    return notes + (["=: stays in its block"] if has_own else [])
 
 
 def plan_notes(plan: TransferPlan, max_bytes: int | None) -> Iterator[str]:

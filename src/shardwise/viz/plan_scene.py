@@ -78,7 +78,8 @@ def _layouts(plan: TransferPlan, room: PixelRoom) -> Iterator[Scene]:
 
 def _matrix_scene(matrix: Matrix, room: float) -> Scene:
     """Cells shaded by their share of the largest; with numbers, if these have room."""
-    sent, received = ([format_bytes(n) for n in sums.tolist()] for sums in matrix.sums)
+    margins = (matrix.sent, matrix.received)
+    sent, received = ([format_bytes(n) for n in sums.tolist()] for sums in margins)
     numbers = [[format_bytes(nbytes) for nbytes in row] for row in matrix.cells.tolist()]
     rows, columns = matrix.row_names, matrix.column_names
     left = width_of(max(("from \\ to", "received", *rows), key=len)) + 12
