@@ -89,7 +89,10 @@ def test_pictures_are_written_beside_the_drawing(words: tuple[str, ...], tmp_pat
         (["--max-bytes", "0"], "max_bytes"),
         (["--to", "chunk(2)"], "Invalid sharding dim"),
         (["--html", "plan.svg"], "--html: expected a path that ends in .html, got 'plan.svg'"),
-        (["--svg", "/nowhere/a.svg"], "/nowhere/a.svg: No such file or directory"),
+        (
+            ["--svg", "/nowhere/a.svg"],
+            "--svg: /nowhere/a.svg: No such file or directory; make the folder '/nowhere' first",
+        ),
         (["--world-size", "4200", "--shape", "4200,4200", "--to", "chunk(1)"], "at most"),
     ],
 )

@@ -93,8 +93,6 @@ def write_pictures(
         try:
             save_picture(picture_of, path, **options)
         except OSError as error:
-            raise ArgumentValueError(
-                f"--{suffix[1:]}", expected="a path to write to", got=f"{path}: {error.strerror}"
-            ) from error
+            raise ArgumentValueError(f"--{suffix[1:]}: {path}: {error.strerror}") from error
         # Not on stdout, which is for the drawing or for JSON.
         print(f"wrote {path} ({format_bytes(path.stat().st_size)})", file=sys.stderr)

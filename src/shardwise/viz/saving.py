@@ -48,7 +48,7 @@ def save_picture(
 
     `itemsize` adds the bytes of a layout (a plan knows its own), `world_size` the ranks below it
     that hold nothing. At most `max_slices` slices are drawn; a page has all of them. `max_bytes`
-    is the cap for the number of a plan's rounds.
+    is the cap for the number of a plan's rounds. A path that cannot be written is an OSError.
     """
     itemsize = number_or_none(itemsize, "itemsize")
     world_size = number_or_none(world_size, "world_size")
@@ -65,8 +65,7 @@ def save_picture(
             world_size=world_size,
             max_bytes=max_bytes,
         )
-        target.write_text(page, encoding="utf-8")
-        return target
+        return _written(target, page.encode())
     most = whole_number(max_slices, "max_slices", least=1)
     if isinstance(picture_of, TransferPlan):
         room = replace(_PLAN_ROOM, max_slices=most)
@@ -76,10 +75,21 @@ def save_picture(
         scene = layout_scene(
             picture_of, room, title=title, itemsize=itemsize, world_size=world_size
         )
-    if suffix == ".svg":
-        target.write_text(svg_of(scene), encoding="utf-8")
-    else:
-        target.write_bytes(raster_of(scene, suffix[1:]))
+    image = svg_of(scene).encode() if suffix == ".svg" else raster_of(scene, suffix[1:])
+    return _written(target, image)
+
+
+def _written(target: Path, picture: bytes) -> Path:
+    try:
+        target.write_bytes(picture)
+    except OSError as error:
+        fix = "pass another path"
+        if not target.parent.exists():
+            fix = f"make the folder {str(target.parent)!r} first, or {fix}"
+        # By its number the class stays what it was, such as FileNotFoundError.
+        raise OSError(
+            error.errno, f"{error.strerror}; {fix} for the picture", str(target)
+        ) from error
     return target
 
 
