@@ -161,6 +161,13 @@ def test_a_plan_shows_both_layouts_the_matrix_and_the_lower_bound(tmp_path: Path
     assert "32 B stays on 3" in hovers(svg)
 
 
+def test_ranks_with_an_empty_shard_stand_below_the_layouts_of_a_plan(tmp_path: Path) -> None:
+    plan = plan_reshard(layout_of("chunk(0)", (8, 6)), layout_of("chunk(1)", (8, 6)), 4)
+    assert "empty shards after: rank 3" in texts(saved_svg(plan, tmp_path))
+    assert "empty shards after: rank 3" in html_page(plan)
+    assert "empty shards" not in html_page(PLAN)
+
+
 def test_a_plan_of_many_ranks_is_drawn_in_blocks(tmp_path: Path) -> None:
     rows, columns = (layout_of(f"chunk({dim})", (512, 512), 256) for dim in (0, 1))
     words = texts(saved_svg(plan_reshard(rows, columns, 1), tmp_path))
@@ -228,6 +235,19 @@ def test_without_matplotlib_the_error_says_what_to_install(
         save_picture(PLAN, tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
     save_picture(PLAN, tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path, suffix: str) -> None:
+    absent = tmp_path / "absent" / f"a{suffix}"
+    message = r"No such file or directory; make the folder '.*absent' first, or pass another path"
+    with pytest.raises(FileNotFoundError, match=message) as caught:
+        save_picture(PLAN, absent)
+    assert caught.value.filename == str(absent)
+    folder = tmp_path / f"folder{suffix}"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError, match=r"; pass another path for the picture: '.*folder"):
+        save_picture(PLAN, folder)
 
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:

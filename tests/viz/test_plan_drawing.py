@@ -203,16 +203,45 @@ def test_layouts_stand_beside_each_other_above_the_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "reason"),
     [
-        plan_reshard(chunked(100), chunked(100, dim=1), 4),  # many boxes
-        plan_reshard(chunked(16), chunked(16, dim=1), 4),  # no room for all labels
-        plan_reshard(chunked(2, shape=(2, 2, 2)), chunked(2, dim=2, shape=(2, 2, 2)), 4),
-        plan_reshard(chunked(1, shape=(0, 2)), chunked(1, shape=(0, 2)), 4),
+        (plan_reshard(chunked(1024), chunked(1024, dim=1), 4), "1,024 boxes"),
+        (plan_reshard(chunked(16), chunked(16, dim=1), 4), "no room for labels"),
+        (
+            plan_reshard(chunked(2, shape=(2, 2, 2)), chunked(2, dim=2, shape=(2, 2, 2)), 4),
+            "3 dims",
+        ),
     ],
 )
-def test_layouts_that_cannot_be_drawn_in_full_are_left_out(plan: TransferPlan) -> None:
-    assert "before" not in rendered(plan)
+def test_layouts_that_cannot_be_drawn_in_full_are_left_out_and_it_is_said(
+    plan: TransferPlan, reason: str
+) -> None:
+    lines = rendered(plan).splitlines()
+    assert f"layouts not drawn: {reason} (save_picture or --svg shows them)" in lines
+    assert not any("before" in line for line in lines)
+    assert "layouts not drawn" not in rendered(plan, layouts=False)
+
+
+def test_layouts_without_elements_need_no_reason() -> None:
+    text = rendered(plan_reshard(chunked(1, shape=(0, 2)), chunked(1, shape=(0, 2)), 4))
+    assert "before" not in text
+    assert "layouts" not in text.replace("the layouts are equal", "")
+
+
+def test_layouts_of_one_number_are_drawn() -> None:
+    one, other = (shardwise.on_rank(rank).layout(()) for rank in (0, 1))
+    text = rendered(plan_reshard(one, other, 4))
+    assert "before" in text
+    assert "after" in text
+
+
+def test_ranks_with_an_empty_shard_are_named() -> None:
+    plan = plan_reshard(chunked(4, shape=(8, 6)), chunked(4, dim=1, shape=(8, 6)), 4)
+    assert "empty shards after: rank 3" in rendered(plan).splitlines()
+    assert "empty shards before" not in rendered(plan)
+    back = plan_reshard(plan.target, shardwise.on_rank(7).layout((8, 6)), 4)
+    assert "empty shards before: rank 3" in rendered(back).splitlines()
+    assert "empty shards after" not in rendered(back)
 
 
 def test_layouts_are_drawn_only_if_wanted() -> None:

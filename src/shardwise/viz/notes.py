@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardwise.transfer.explain import reductions_in_words, total_in_words
 from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import NUM_KEYS
-from shardwise.words import plural
+from shardwise.words import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.viz.matrix import Matrix
     from shardwise.viz.planes import Regions
 
-__all__ = ["matrix_notes", "picture_notes", "plan_notes"]
+__all__ = ["empty_shards", "matrix_notes", "picture_notes", "plan_notes"]
 
 _REDUCED = {
     "sum": "the sum",
@@ -51,6 +51,16 @@ def picture_notes(regions: Regions, *, keyed: bool, labels: frozenset[str]) -> I
         note = f"pending {layout.pending}: the value is {_REDUCED[layout.pending]} of the terms"
         lead = "a+b: a term on rank a and one on rank b; " if any("+" in s for s in labels) else ""
         yield lead + note
+
+
+def empty_shards(plan: TransferPlan) -> Iterator[str]:
+    """Which ranks have shards without elements before and after, if the tensor has any."""
+    if 0 in plan.source.shape:
+        return
+    for when, layout in (("before", plan.source), ("after", plan.target)):
+        ranks = [rank for rank, held in layout.bytes_per_rank(1).items() if not held]
+        if ranks:
+            yield f"empty shards {when}: {ranks_text(ranks)}"
 
 
 def matrix_notes(plan: TransferPlan, matrix: Matrix) -> list[str]:

@@ -23,7 +23,7 @@ from shardwise.viz.colors import rank_hex, rank_ink
 from shardwise.viz.labels import NUM_LEVELS, box_label
 from shardwise.viz.legend import Legend
 from shardwise.viz.matrix import Matrix, shade_of
-from shardwise.viz.notes import matrix_notes, plan_notes
+from shardwise.viz.notes import empty_shards, matrix_notes, plan_notes
 from shardwise.viz.planes import Regions
 from shardwise.words import plural
 
@@ -160,7 +160,7 @@ def _plan_data(plan: TransferPlan, max_bytes: int | None) -> Values:
             _boxes_of(r, cuts, plan.ranks, name)
             for r, name in zip(regions, ("before", "after"), strict=True)
         ],
-        "ranks": _ranks(plan.ranks, *_plan_table(plan, max_bytes), ()),
+        "ranks": _ranks(plan.ranks, *_plan_table(plan, max_bytes), [*empty_shards(plan)]),
         "plan": {
             **{name: getattr(plan.traffic, name).tolist() for name in ("sent", "received", "kept")},
             "moves": None if moves is None else _packed_moves(plan, cuts),

@@ -15,7 +15,7 @@ from shardwise.transfer import TransferPlan
 from shardwise.viz.checking import number_or_none
 from shardwise.viz.drawing import GAP, Drawing, in_row
 from shardwise.viz.matrix import Matrix, MatrixText, write_matrix
-from shardwise.viz.notes import matrix_notes, picture_notes, plan_notes
+from shardwise.viz.notes import empty_shards, matrix_notes, picture_notes, plan_notes
 from shardwise.viz.picture import CellRoom, Picture, draw_plane
 from shardwise.viz.planes import Plane, Regions, iter_planes
 
@@ -44,9 +44,9 @@ def draw_plan(
     """A picture of `plan` that rich can print: a matrix of the bytes from each rank to each rank.
 
     Cells are shaded by their share of the largest; what stays on a rank is marked `=`. More than
-    `max_ranks` ranks, or more than fit, are put together in blocks. Small layouts of one or two
-    dims stand above, unless `layouts` is False. `max_bytes` is the cap for the number of rounds;
-    without `words` neither they nor the layouts are named.
+    `max_ranks` ranks, or more than fit, are put together in blocks. Small layouts of up to two dims
+    stand above, unless `layouts` is False, and of others why they do not. `max_bytes` is the cap
+    for the number of rounds; without `words` neither they nor the layouts are named.
 
     >>> from shardwise.geometry import Box, Layout
     >>> one, other = (Layout((4,), [Box((0,), (4,))], [rank]) for rank in (0, 1))
@@ -149,15 +149,31 @@ class PlanDrawing(Drawing):
 
 
 def _layout_parts(plan: TransferPlan, options: ConsoleOptions) -> Iterator[RenderableType]:
-    """Both layouts beside each other, or one above the other, if they can be drawn in full."""
+    """Both layouts if they can be drawn in full, or why not; then ranks without elements."""
+    if 0 in plan.source.shape:
+        return  # which is said with the totals
+    yield Text()
     regions = [Regions.of(layout) for layout in (plan.source, plan.target)]
-    if plan.source.ndim not in (1, 2) or not all(0 < len(r) <= _MOST_BOXES for r in regions):
-        return
+    if plan.source.ndim > 2:
+        yield _not_drawn(f"{plan.source.ndim} dims")
+    elif (most := max(map(len, regions))) > _MOST_BOXES:
+        yield _not_drawn(f"{most:,} boxes")
+    else:
+        yield from _pictures(regions, options)
+    yield from (Text(note, "italic") for note in empty_shards(plan))
+
+
+def _not_drawn(reason: str) -> Text:
+    return Text(f"layouts not drawn: {reason} (save_picture or --svg shows them)", "italic")
+
+
+def _pictures(regions: list[Regions], options: ConsoleOptions) -> Iterator[RenderableType]:
+    """Both layouts beside each other or one above the other, and what the signs in them mean."""
     planes = [next(iter_planes(r)) for r in regions]
     pictures = _beside(planes, options) or _stacked(planes, options)
     if pictures is None:
+        yield _not_drawn("no room for labels")
         return
-    yield Text()
     titled = [
         Group(Text(name, "bold"), picture)
         for name, picture in zip(("before", "after"), pictures, strict=True)

@@ -10,7 +10,7 @@ from shardwise.transfer.units import format_bytes
 from shardwise.viz.colors import rank_hex
 from shardwise.viz.layout_scene import GAP, PixelRoom, planes_scene
 from shardwise.viz.matrix import Matrix, shade_of
-from shardwise.viz.notes import matrix_notes, plan_notes
+from shardwise.viz.notes import empty_shards, matrix_notes, plan_notes
 from shardwise.viz.planes import Regions
 from shardwise.viz.scene import (
     INK,
@@ -72,8 +72,9 @@ def _layouts(plan: TransferPlan, room: PixelRoom) -> Iterator[Scene]:
             notes |= {words.text: Scene.line(words.text, color=QUIET) for words in said.words}
     if columns:
         yield flow(columns, room=room.width, gap=2 * GAP)
-    if notes:
-        yield stack(notes.values())
+    words = [*notes.values(), *(Scene.line(note, color=QUIET) for note in empty_shards(plan))]
+    if words:
+        yield stack(words)
 
 
 def _matrix_scene(matrix: Matrix, room: float) -> Scene:
