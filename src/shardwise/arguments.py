@@ -12,7 +12,15 @@ from typing import Any
 from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.words import shortened
 
-__all__ = ["is_whole_number", "items", "path", "real_number", "whole_number", "whole_numbers"]
+__all__ = [
+    "check_cap",
+    "is_whole_number",
+    "items",
+    "path",
+    "real_number",
+    "whole_number",
+    "whole_numbers",
+]
 
 
 def is_whole_number(value: object) -> bool:
@@ -22,14 +30,23 @@ def is_whole_number(value: object) -> bool:
     return _index(value) is not None
 
 
-def whole_number(value: object, what: str, *, least: int | None = 0) -> int:
-    """`value` as an int; raises an error about `what` if it is none, or below `least`."""
+def whole_number(value: object, what: str, *, least: int | None = 0, fix: str | None = None) -> int:
+    """`value` as an int; raises an error about `what` if it is none, or below `least`.
+
+    `fix` is for what is no number at all.
+    """
     number = None if isinstance(value, bool) else _index(value)
     if number is None:
-        raise ArgumentTypeError(what, expected="a whole number", got=_shown(value))
+        raise ArgumentTypeError(what, expected="a whole number", got=_shown(value), fix=fix)
     if least is not None and number < least:
         raise ArgumentValueError(what, expected=f"a whole number >= {least}", got=number)
     return number
+
+
+def check_cap(max_bytes: object, call: str) -> None:
+    """Raises an error about `max_bytes` of a call unless it is None or a whole number above 0."""
+    if max_bytes is not None:
+        whole_number(max_bytes, f"max_bytes of {call}", least=1)
 
 
 def whole_numbers(values: object, what: str) -> tuple[int, ...]:

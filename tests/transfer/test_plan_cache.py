@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import shardwise
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Layout
+from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.plan_cache import PlanCache, plan_reshard
 
 
@@ -29,6 +31,13 @@ def test_an_itemsize_that_equals_a_known_one_and_is_no_whole_number_is_refused(w
         plan_reshard(rows, columns, itemsize)
     with pytest.raises(ArgumentTypeError, match="itemsize: expected a whole number"):
         plan_reshard(rows, columns, wrong)
+
+
+@pytest.mark.parametrize("make", [plan_reshard, TransferPlan])
+def test_a_dtype_in_place_of_an_itemsize_gets_a_hint(make: Any) -> None:
+    rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
+    with pytest.raises(ArgumentTypeError, match=r"float32\. Pass torch\.float32\.itemsize\."):
+        make(rows, rows, torch.float32)
 
 
 def test_the_cache_keeps_what_is_used_and_no_more_than_it_may() -> None:
