@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import torch
 import shardwise
 from shardwise.comm import communicator, should_check
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
-from shardwise.errors import AbsentRanksError, ArgumentValueError, RankFailure
+from shardwise.errors import AbsentRanksError, ArgumentValueError, DeviceError, RankFailure
 
 
 def _world() -> SimulatedCommunicator:
@@ -190,6 +190,19 @@ def test_a_rank_goes_on_after_it_was_told_of_an_absent_one() -> None:
         return heard.item()
 
     assert simulate(go_on, 2).results == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("wrong", ["ncll", "NCCL", "undefined", None])
+def test_a_backend_that_torch_does_not_know_is_refused(wrong: Any) -> None:
+    with pytest.raises(ArgumentValueError, match=r"backend of simulate: expected one .*gloo, nccl"):
+        simulate(lambda rank: rank, 2, backend=wrong)
+    assert simulate(lambda rank: rank, 2, backend="mpi").results == [0, 1]
+
+
+@pytest.mark.parametrize("wrong", ["gpu", None])
+def test_a_device_that_torch_does_not_know_is_refused(wrong: Any) -> None:
+    with pytest.raises(DeviceError, match=r"device of simulate: expected a device .*'meta'"):
+        simulate(lambda rank: rank, 2, device=wrong)
 
 
 def test_a_thousand_ranks_are_no_problem() -> None:

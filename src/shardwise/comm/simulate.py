@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 import torch
+import torch.distributed as dist
 
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Communicator, Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
 from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
-from shardwise.errors import AbsentRanksError, RankFailure
+from shardwise.errors import AbsentRanksError, ArgumentValueError, DeviceError, RankFailure
 from shardwise.sharding_spec.short import simulated_world_size
 from shardwise.transfer.program import Scale
 from shardwise.words import ranks_text
@@ -91,8 +92,33 @@ def simulate(
     >>> simulate(lambda rank: communicator().gather_objects(rank * 10), 2).results
     [[0, 10], [0, 10]]
     """
-    world = _World(whole_number(world_size, "world_size", least=1), backend, torch.device(device))
+    num_ranks = whole_number(world_size, "world_size", least=1)
+    world = _World(num_ranks, _checked_backend(backend), _checked_device(device))
     return Simulation(world.run(fn, args), world.traffic)
+
+
+def _checked_backend(backend: str) -> str:
+    """The name as it is; a misspelt one would be simulated as if it had no collectives."""
+    known = [name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED]
+    if backend not in known:
+        raise ArgumentValueError(
+            "backend of simulate",
+            expected=f"one that torch.distributed knows: {', '.join(known)}",
+            got=repr(backend),
+        )
+    return backend
+
+
+def _checked_device(device: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:  # whatever torch calls it
+        raise DeviceError(
+            "device of simulate",
+            expected="a device of torch, such as 'cpu' or 'cuda'",
+            got=repr(device),
+            fix="'meta' is for a rehearsal without data.",
+        ) from error
 
 
 class _World:
