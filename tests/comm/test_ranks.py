@@ -63,6 +63,8 @@ def test_members_pass_and_others_are_listed() -> None:
         "layout of 'w': Global rank 0 does not exist in input process group: expected only "
         "ranks of its group (ranks 1, 3), got ranks 0, 2. Name"
     )
+    with pytest.raises(LayoutError, match=r"^\[rank 3\] to: Global rank 0 .*got rank 0. Do not.$"):
+        group.check_members([0], what="to", rank=3, fix="Do not.")
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one() -> None:
@@ -90,6 +92,10 @@ def test_process_groups_are_read_and_strangers_refused() -> None:
     for rank, (_, wrong) in enumerate(results):
         assert isinstance(wrong, list)
         assert wrong[-1].startswith(not_one)
+        assert (
+            "the argument of shardwise.comm.execute, execute_all and start_all is group="
+            in (wrong[-1])
+        )
         assert len(wrong) == (1 if rank in (1, 3) else 2)
         if len(wrong) == 2:
             assert f"[rank {rank}] process_group: expected a group that this rank is" in wrong[0]

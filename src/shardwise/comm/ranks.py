@@ -85,8 +85,18 @@ class GroupRanks:
             )
         return self.ranks[group_rank]
 
-    def check_members(self, ranks: Iterable[int] | Ints, *, what: str) -> None:
-        """Raises an error about `what` if some of `ranks`, in any order, are not in the group."""
+    def check_members(
+        self,
+        ranks: Iterable[int] | Ints,
+        *,
+        what: str,
+        rank: int | None = None,
+        fix: str = "Name global ranks that are members, or pass a group that has all of them.",
+    ) -> None:
+        """Raises an error about `what` if some of `ranks`, in any order, are not in the group.
+
+        `rank` is the one that raises.
+        """
         if not isinstance(ranks, np.ndarray):
             ranks = tuple(ranks)
             if self.members.issuperset(ranks):  # at once, as small calls do it too
@@ -96,9 +106,10 @@ class GroupRanks:
         if strangers:
             raise LayoutError(
                 f"{what}: Global rank {strangers[0]} does not exist in input process group",
+                rank=rank,
                 expected=f"only ranks of its group ({ranks_text(self.ranks)})",
                 got=ranks_text(strangers),
-                fix="Name global ranks that are members, or pass a group that has all of them.",
+                fix=fix,
             )
 
 
@@ -119,6 +130,8 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             "process_group",
             expected="a torch.distributed.ProcessGroup or None",
             got=repr(group),
+            fix="Pass what torch.distributed.new_group() returned, or None for the default group; "
+            "the argument of shardwise.comm.execute, execute_all and start_all is group=.",
         )
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ArgumentValueError(
