@@ -563,8 +563,12 @@ def test_everything_that_must_be_alike_is_compared_in_debug_mode(what: str) -> N
 def test_outputs_of_two_tensors_may_not_share_memory() -> None:
     shared = torch.zeros(4, 3)
     shards = [torch.zeros(2, 6)]
-    with pytest.raises(shardwise.errors.RankFailure, match="shares memory with 'tensor' out"):
+    message = r"'tensor' \(transfers\[1\]\) out: .*memory with 'tensor' \(transfers\[0\]\) out"
+    with pytest.raises(shardwise.errors.RankFailure, match=message):
         simulate(lambda rank: execute_all([Transfer(PLAN, shards, [shared])] * 2), 2)
+    named = [Transfer(PLAN, shards, [shared], name=name) for name in ("a", "b")]
+    with pytest.raises(shardwise.errors.RankFailure, match=r"'b' out: .*memory with 'a' out"):
+        simulate(lambda rank: execute_all(named), 2)
 
 
 def test_outputs_on_the_meta_device_share_no_memory() -> None:

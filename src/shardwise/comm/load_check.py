@@ -24,6 +24,7 @@ __all__ = [
     "check_out",
     "check_transfer",
     "is_writable",
+    "name_of",
     "span",
 ]
 
@@ -185,17 +186,19 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
     Either would lose data half-way. Looks at the span of memory between first and last element.
     """
     spans = [
-        (*span(tensor), is_out, f"{transfer.name!r} {'out' if is_out else 'shards'}")
-        for transfer in transfers
+        (*span(tensor), is_out, number)
+        for number, transfer in enumerate(transfers)
         for is_out, tensors in ((False, transfer.shards), (True, transfer.out or ()))
         for tensor in tensors
         if tensor.numel() and not tensor.is_meta  # all of which are at address 0
     ]
-    last: dict[bool, tuple[int, str]] = {}  # shards, outputs: where the furthest of them ends
-    for start, stop, is_out, name in sorted(spans):
+    last: dict[bool, tuple[int, int]] = {}  # shards, outputs: where the furthest of them ends
+    for start, stop, is_out, number in sorted(spans):
         for other_is_out, (end, other) in last.items():
             if start < end and (is_out or other_is_out):
-                out, what = (name, other) if is_out else (other, name)
+                here = f"{name_of(transfers, number)} {'out' if is_out else 'shards'}"
+                there = f"{name_of(transfers, other)} {'out' if other_is_out else 'shards'}"
+                out, what = (here, there) if is_out else (there, here)
                 raise LayoutError(
                     out,
                     rank=rank,
@@ -203,7 +206,14 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
                     got=f"a tensor that shares memory with {what}",
                     fix="Pass new tensors, or leave out= away.",
                 )
-        last[is_out] = max(last.get(is_out, (0, "")), (stop, name))
+        last[is_out] = max(last.get(is_out, (0, 0)), (stop, number))
+
+
+def name_of(transfers: Sequence[Transfer], number: int) -> str:
+    """The name of one of the transfers, and its place in the list if it shares the name."""
+    name = transfers[number].name
+    is_only = sum(transfer.name == name for transfer in transfers) == 1
+    return repr(name) if is_only else f"{name!r} (transfers[{number}])"
 
 
 def _lies_apart(tensor: torch.Tensor) -> bool:
