@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -437,3 +437,23 @@ def _on_ranks(rank: int) -> None:
 
 def test_on_real_ranks() -> None:
     shardwise.run_local(_on_ranks, 3)
+
+
+class _Halves(NamedTuple):
+    """What a user's function returns, by name."""
+
+    low: Any
+    high: Any
+
+
+def test_results_in_a_namedtuple_come_back_in_one() -> None:
+    def run(rank: int) -> None:
+        rows = shardwise.chunk(0)
+        halves = shardwise.local_map(
+            lambda x: _Halves(x.clamp(max=0), x.clamp(min=0)), rows, _Halves(rows, rows)
+        )
+        found = halves(shardwise.distribute(X, rows))
+        assert type(found) is _Halves
+        assert torch.equal(found.high.full_tensor(), X.clamp(min=0))
+
+    simulate(run, 2)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from shardwise.errors import ArgumentValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Specs", "is_one", "leaves", "matched", "rebuilt"]
+__all__ = ["Specs", "is_one", "leaves", "listed_like", "matched", "rebuilt"]
 
 # A spec, a Layout, a ShardedTensor whose layout is meant, None, or a tuple, list or dict of them.
 Specs = Any
@@ -53,5 +53,11 @@ def rebuilt(specs: Specs, values: Iterator[Any]) -> Any:
     if isinstance(specs, Mapping):
         return {name: rebuilt(spec, values) for name, spec in specs.items()}
     if isinstance(specs, tuple | list):
-        return type(specs)([rebuilt(spec, values) for spec in specs])
+        return listed_like(specs, [rebuilt(spec, values) for spec in specs])
     return next(values)
+
+
+def listed_like(example: Any, values: Iterable[Any]) -> Any:
+    """The values in a list, tuple or namedtuple as the example is one."""
+    make = getattr(type(example), "_make", None)  # a namedtuple's own class takes them one by one
+    return type(example)(values) if make is None else make(values)
