@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["ReshardTarget", "reshard_to", "target_of"]
+__all__ = ["IN_ANOTHER_GROUP", "ReshardTarget", "reshard_to", "target_in_group", "target_of"]
+
+# What to do about ranks that are not in the group of a tensor.
+IN_ANOTHER_GROUP = (
+    "Name global ranks that are members, or move it by shardwise.reshard(x, to, process_group=...) "
+    "with a group that has all of them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,9 @@ def reshard_to(
     )
 
 
-def target_of(to: object, shape: tuple[int, ...], rank: int) -> ReshardTarget:
+def target_of(
+    to: object, shape: tuple[int, ...], rank: int, *, what: str = "to of reshard"
+) -> ReshardTarget:
     """What `to` (a spec, a Layout, a ShardedTensor, a target) means for a tensor of `shape`."""
     if isinstance(to, ShardingSpec):
         devices = to.local_devices(shape, rank)
@@ -68,7 +76,7 @@ def target_of(to: object, shape: tuple[int, ...], rank: int) -> ReshardTarget:
         found = to
     else:
         raise ArgumentTypeError(
-            "to of reshard",
+            what,
             rank=rank,
             expected="a spec, a Layout or a ShardedTensor",
             got=type(to).__name__,
@@ -76,9 +84,18 @@ def target_of(to: object, shape: tuple[int, ...], rank: int) -> ReshardTarget:
         )
     if found.layout.shape != shape:
         raise ArgumentValueError(
-            "to of reshard",
+            what,
             rank=rank,
             expected=f"a layout of the tensor's shape {shape}",
             got=f"one of shape {found.layout.shape}",
         )
     return found
+
+
+def target_in_group(to: object, state: State, *, what: str = "to of reshard") -> ReshardTarget:
+    """As `target_of` for a tensor that stays in its group; raises if `to` has other ranks."""
+    target = target_of(to, state.layout.shape, state.rank, what=what)
+    state.comm.ranks.check_members(
+        target.layout.ranks, what=what, rank=state.rank, fix=IN_ANOTHER_GROUP
+    )
+    return target

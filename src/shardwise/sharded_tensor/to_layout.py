@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from shardwise.arguments import check_cap
 from shardwise.comm.agreement import agree, heard_by_all, tell_all
 from shardwise.comm.differentiable import make_tie
 from shardwise.comm.process_group import communicator
@@ -17,7 +18,12 @@ from shardwise.geometry import Layout, check_layout
 from shardwise.sharded_tensor.autograd import carriers_for, gradient_state
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.remote_shards import connect
-from shardwise.sharded_tensor.reshard_target import reshard_to, target_of
+from shardwise.sharded_tensor.reshard_target import (
+    IN_ANOTHER_GROUP,
+    reshard_to,
+    target_in_group,
+    target_of,
+)
 from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
@@ -127,7 +133,7 @@ def reshard(
     >>> shardwise.run_local(lambda rank: columns(rank), 2)
     [torch.Size([4, 3]), torch.Size([4, 3])]
     """
-    has_options = out is not None or async_op or process_group is not None
+    has_options = max_bytes is not None or out is not None or async_op or process_group is not None
     try:
         state = _source(x, process_group)
     except Exception as problem:
@@ -136,7 +142,12 @@ def reshard(
     if isinstance(x, ShardedTensor) and not has_options and _is_there(state, to):
         return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
-        target = target_of(to, state.layout.shape, state.rank)
+        if max_bytes is not None:
+            check_cap(max_bytes, "reshard")
+        if process_group is None:
+            target = target_in_group(to, state)
+        else:  # of which `_check_group` tells the ranks
+            target = target_of(to, state.layout.shape, state.rank)
         given = None if out is None else _out(out, state, target)
         if async_op:
             _check_no_grad("async_op", state)
@@ -238,7 +249,12 @@ def _check_group(state: State, target: ReshardTarget, *, is_absent: bool) -> Non
     members, problem = state.comm, None
     try:
         for layout, what in ((state.layout, "the tensor's layout"), (target.layout, "to")):
-            members.ranks.check_members(layout.ranks, what=f"{what} of reshard")
+            members.ranks.check_members(
+                layout.ranks,
+                what=f"{what} of reshard",
+                rank=state.rank,
+                fix=IN_ANOTHER_GROUP,
+            )
         if is_absent and state.rank in state.layout.ranks:
             raise ArgumentValueError(
                 "shardwise.absent(...)",
@@ -291,7 +307,7 @@ def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
     """Changes the layout of the tensor itself, and that of its gradient; hooks stay."""
     state = live_state(tensor)
     with heard_by_all("reshard", state.comm):
-        target = target_of(to, state.layout.shape, state.rank)
+        target = target_in_group(to, state)
         if state.requires_grad and not tensor.is_leaf:
             raise OpError(
                 "reshard in place of a ShardedTensor that autograd computed",

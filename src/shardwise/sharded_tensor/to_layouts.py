@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shardwise.arguments import items
+from shardwise.arguments import check_cap, items
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
 from shardwise.comm.leftovers import Leftovers
 from shardwise.comm.tracing import recorded
-from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, ShardwiseError
 from shardwise.sharded_tensor.comparing import all_ranks
 from shardwise.sharded_tensor.progress import progress_bar
-from shardwise.sharded_tensor.reshard_target import ReshardTarget, reshard_to, target_of
+from shardwise.sharded_tensor.reshard_target import ReshardTarget, reshard_to, target_in_group
 from shardwise.sharded_tensor.resharding import job_for
+from shardwise.sharded_tensor.spec_trees import listed_like
 from shardwise.sharded_tensor.steps import in_steps
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import (
@@ -110,7 +111,9 @@ def reshard_all(
     names, listed = _listed(tensors)
     done: dict[Any, Any] = dict(zip(names, listed, strict=True))
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
-    if first is not None:
+    if first is None:
+        check_cap(max_bytes, "reshard_all")  # nothing moves, and nobody waits
+    else:
         members = first._state.comm
         moves = _agreed_moves(names, listed, specs, members, max_bytes)
         _change_devices(moves, done, free_source=free_source)
@@ -125,9 +128,7 @@ def reshard_all(
                 # What has moved is held by nobody here: a step is done when it is gone.
                 advance(_do(steps.popleft(), done, members, max_bytes, free_source=free_source))
                 leftovers.add(freed)
-    if isinstance(tensors, Mapping):
-        return type(tensors)(done)  # type: ignore[call-arg]  # a dict, OrderedDict, ...
-    return type(tensors)(done.values())  # type: ignore[call-arg]  # a list or tuple
+    return _like(tensors, done)  # type: ignore[no-any-return]  # of the same type
 
 
 def reshard_all_in_place(
@@ -223,6 +224,7 @@ def _agreed_moves(
     problem: Exception | None = None
     moves: list[Move] = []
     try:
+        check_cap(max_bytes, "reshard_all")
         moves = _moves(names, tensors, specs)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
@@ -235,18 +237,60 @@ def _agreed_moves(
     return moves
 
 
-def _listed(tensors: object) -> tuple[list[Any], list[Any]]:
+def _listed(tensors: Any) -> tuple[list[Any], list[Any]]:
+    """Names and tensors; raises unless the results can be put together as they are."""
+    if isinstance(tensors, torch.Tensor):
+        raise _no_list(f"one {type(tensors).__name__}", "Use shardwise.reshard(x, spec).")
     if isinstance(tensors, Mapping):
-        return list(tensors), list(tensors.values())
-    listed = items(tensors, "tensors of reshard_all", of="ShardedTensors")
+        names, listed = list(tensors), list(tensors.values())
+    else:
+        listed = items(tensors, "tensors of reshard_all", of="ShardedTensors")
+        names = _numbers(listed)
+    if type(tensors) not in (list, tuple, dict):
+        _check_type(tensors, dict(zip(names, listed, strict=True)))
+    return names, listed
+
+
+def _numbers(listed: Sequence[object]) -> list[str]:
+    """Names of tensors in a list, which holds nothing else."""
     for number, tensor in enumerate(listed):
         if not isinstance(tensor, ShardedTensor):
             raise ArgumentTypeError(
                 f"tensors[{number}] of reshard_all",
                 expected="a ShardedTensor",
                 got=type(tensor).__name__,
+                fix="Shard a plain tensor by shardwise.distribute(x, spec). In a dict, such as "
+                "dict(model.named_parameters()), what is no ShardedTensor is kept as it is.",
             )
-    return [f"[{number}]" for number in range(len(listed))], listed
+    return [f"[{number}]" for number in range(len(listed))]
+
+
+def _check_type(tensors: Any, named: dict[Any, Any]) -> None:
+    """Raises unless another of the same type can be made, before anything has moved."""
+    got, kind = type(tensors).__name__, "dict" if isinstance(tensors, Mapping) else "list"
+    problem = _no_list(got, f"Pass {kind}(...) of it.")
+    if isinstance(tensors, Iterator):  # that of `zip` would be made of anything
+        raise problem
+    try:
+        _like(tensors, named)
+    except Exception as error:  # whatever the type says of what it takes
+        raise problem from error
+
+
+def _no_list(got: str, fix: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "tensors of reshard_all",
+        expected="a list, tuple or dict of ShardedTensors",
+        got=got,
+        fix=fix,
+    )
+
+
+def _like(tensors: Any, named: dict[Any, Any]) -> Any:
+    """What is named, in a list, tuple, namedtuple, dict, ... as the tensors are in one."""
+    if isinstance(tensors, Mapping):
+        return type(tensors)(named)  # type: ignore[call-arg]  # a dict, OrderedDict, ...
+    return listed_like(tensors, named.values())
 
 
 def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Move]:
@@ -266,11 +310,7 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Mov
         asked = id(targets[name]), state.layout.shape
         target = known.get(asked)
         if target is None:
-            try:
-                target = known[asked] = target_of(targets[name], state.layout.shape, state.rank)
-            except Exception as error:
-                error.add_note(f"while resharding {name!r}")
-                raise
+            target = known[asked] = _target(name, targets[name], state)
         # Tied: one tensor by two names moves once, and stays tied.
         key = (id(tensor), target.layout, target.devices)
         if key in by_tensor:
@@ -288,6 +328,18 @@ def _moves(names: Sequence[Any], tensors: Sequence[Any], specs: Any) -> list[Mov
             fix="Call it once for each group.",
         )
     return found
+
+
+def _target(name: Any, to: object, state: State) -> ReshardTarget:
+    """Where one of the tensors goes; what is wrong with that is said of its name."""
+    try:
+        return target_in_group(to, state, what="its target")
+    except ShardwiseError as error:
+        text = str(error).removeprefix(f"[rank {error.rank}] ")
+        raise type(error)(f"reshard_all of {name!r}: {text}", rank=error.rank) from error
+    except Exception as error:  # of a spec that is not ours
+        error.add_note(f"in reshard_all of {name!r}")
+        raise
 
 
 def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:

@@ -1,0 +1,215 @@
+"""Reshards that cannot be: errors name what was passed, on every rank, before anything moves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwise
+from shardwise import sharded_tensor
+from shardwise.comm.simulate import simulate
+from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError, SpecError
+from shardwise.sharding_spec import ChunkShardingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwise.sharded_tensor import ShardedTensor
+
+COLUMNS = shardwise.chunk(1, ranks=[0, 1])
+
+
+class Pair(NamedTuple):
+    """Two tensors by name."""
+
+    a: Any
+    b: Any
+
+
+def rows() -> ShardedTensor:
+    return sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+
+
+# -- what holds the tensors --------------------------------------------------------------------
+
+
+def test_one_tensor_in_place_of_many_is_refused() -> None:
+    def run(rank: int) -> None:
+        many: Any = shardwise.reshard_all
+        text = (
+            r"^tensors of reshard_all: expected a list, tuple or dict of ShardedTensors, got one "
+            r"ShardedTensor. Use shardwise.reshard\(x, spec\).$"
+        )
+        with pytest.raises(ArgumentTypeError, match=text):
+            many(rows(), COLUMNS)
+        with pytest.raises(ArgumentTypeError, match="got one Parameter"):
+            many(torch.nn.Parameter(torch.ones(2)), COLUMNS)
+
+    simulate(run, 2)
+
+
+WRONG_TYPES: dict[str, Callable[[Any], Any]] = {
+    r"got generator\. Pass list\(": lambda x: (one for one in [x]),
+    r"got list_iterator\. Pass list\(": lambda x: iter([x]),
+    r"got dict_values\. Pass list\(": lambda x: {"a": x}.values(),
+    r"got map\. Pass list\(": lambda x: map(lambda one: one, [x]),
+    r"got defaultdict\. Pass dict\(": lambda x: defaultdict(list, a=x),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_TYPES)
+def test_what_cannot_be_made_again_is_refused_before_anything_moves(text: str) -> None:
+    def run(rank: int) -> None:
+        x = rows()
+        with pytest.raises(ArgumentTypeError, match=f"list, tuple or dict of .*{text}"):
+            shardwise.reshard_all(WRONG_TYPES[text](x), COLUMNS, free_source=True)
+        assert torch.equal(x.full_tensor(), torch.ones(6, 4))
+
+    simulate(run, 2)
+
+
+def test_many_tensors_come_back_in_what_they_came_in() -> None:
+    def run(rank: int) -> None:
+        x, y = rows(), rows()
+        for held in ([x, y], (x, y), Pair(x, y), deque([x, y])):
+            found = shardwise.reshard_all(held, COLUMNS)
+            assert type(found) is type(held)
+            assert [one.local_tensor().shape for one in found] == [(6, 2)] * 2
+        pair = shardwise.reshard_all(Pair(x, y), Pair(COLUMNS, shardwise.chunk(0)))
+        assert pair.a.local_tensor().shape == (6, 2)
+        assert pair.b.local_tensor().shape == (3, 4)
+        named = shardwise.reshard_all(OrderedDict(a=x), COLUMNS)
+        assert type(named) is OrderedDict
+        assert named["a"].local_tensor().shape == (6, 2)
+
+    simulate(run, 2)
+
+
+def test_a_plain_tensor_in_a_list_gets_a_hint() -> None:
+    def run(rank: int) -> None:
+        plain = torch.nn.Parameter(torch.ones(2))
+        text = r"tensors\[1\] of reshard_all: .*got Parameter.*distribute.*dict\(model.named_para"
+        with pytest.raises(ArgumentTypeError, match=text):
+            shardwise.reshard_all([rows(), plain], COLUMNS)
+        assert shardwise.reshard_all({"x": rows(), "w": plain}, COLUMNS)["w"] is plain
+
+    simulate(run, 2)
+
+
+# -- where they are to go ----------------------------------------------------------------------
+
+WRONG_TARGETS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    (SpecError, "^reshard_all of 'w': ChunkShardingSpec: Invalid sharding dim", lambda: COLUMNS),
+    (
+        ArgumentTypeError,
+        r"^\[rank \d\] reshard_all of 'w': its target: expected a spec.* got str",
+        lambda: {"w": "rows"},
+    ),
+    (
+        ArgumentValueError,
+        r"^\[rank \d\] reshard_all of 'w': its target: expected .*shape \(7,\)",
+        lambda: {"x": COLUMNS, "w": rows()},
+    ),
+    (
+        LayoutError,
+        r"^\[rank \d\] reshard_all of 'w': its target: Global rank 9 does not exist in input "
+        r"process group: .*got rank 9. .*process_group=",
+        lambda: {"x": COLUMNS, "w": shardwise.on_rank(9)},
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_TARGETS)))
+def test_of_many_tensors_the_wrong_one_is_named(number: int) -> None:
+    kind, text, specs = WRONG_TARGETS[number]
+
+    def run(rank: int) -> None:
+        tensors: Any = {"x": rows(), "w": sharded_tensor.ones(shardwise.chunk(0), 7)}
+        with pytest.raises(kind, match=text):
+            shardwise.reshard_all(tensors, specs())
+
+    simulate(run, 2)
+
+
+def test_a_spec_that_is_not_ours_raises_what_it_does_with_the_name_as_a_note() -> None:
+    class Mine(ChunkShardingSpec):
+        def layout(self, shape: Any) -> Any:
+            raise KeyError("mine")
+
+    def run(rank: int) -> None:
+        spec = Mine(0, ["rank:0/cpu", "rank:1/cpu"])
+        with pytest.raises(KeyError, match="mine") as caught:
+            shardwise.reshard_all({"w": rows()}, spec)
+        assert "in reshard_all of 'w'" in caught.value.__notes__
+
+    simulate(run, 2)
+
+
+def _unknown_ranks(rank: int) -> None:
+    to = shardwise.chunk(1, ranks=[0, 1, 9])
+    text = (
+        rf"^\[rank {rank}\] to of reshard: Global rank 9 does not exist in input process group: "
+        r"expected only ranks of its group \(ranks 0, 1\), got rank 9. .*process_group="
+    )
+    x = rows()
+    calls: list[Callable[[], object]] = [
+        lambda: shardwise.reshard(x, to),
+        lambda: shardwise.reshard(x, to, async_op=True),
+        lambda: shardwise.reshard(x, to, process_group=dist.group.WORLD),
+        lambda: x.reshard(to),
+    ]
+    for mode in ("always", "debug"):
+        with shardwise.set_check(mode, timeout=10):
+            for call in calls:
+                with pytest.raises(LayoutError, match=text):
+                    call()
+    with (
+        shardwise.set_check("debug", timeout=10),
+        pytest.raises(ValueError, match="Global rank 9 does not exist in input process group"),
+    ):
+        shardwise.reshard(x, to if rank else COLUMNS)
+    assert torch.equal(x.full_tensor(), torch.ones(6, 4))  # the ranks are still together
+
+
+def test_ranks_outside_of_the_group_are_named_with_what_was_passed() -> None:
+    shardwise.run_local(_unknown_ranks, 2, timeout=60)
+
+
+# -- caps --------------------------------------------------------------------------------------
+
+
+def _wrong_caps(rank: int) -> None:
+    x, whole = rows(), sharded_tensor.ones(shardwise.replicate(), 3)
+    here = shardwise.chunk(0)
+    calls: dict[str, Callable[[Any], object]] = {
+        "reshard": lambda cap: shardwise.reshard(x, here, max_bytes=cap),
+        "reshard_all": lambda cap: shardwise.reshard_all([x], here, max_bytes=cap),
+        "full_tensor": lambda cap: whole.full_tensor(max_bytes=cap),
+        "gather": lambda cap: whole.gather(0, max_bytes=cap),
+    }
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ("lots", ArgumentTypeError, "expected a whole number, got str: 'lots'"),
+        (True, ArgumentTypeError, "expected a whole number, got bool"),
+        (0, ArgumentValueError, "expected a whole number >= 1, got 0"),
+    ]
+    for name, call in calls.items():
+        for cap, kind, text in wrong:
+            with pytest.raises(kind, match=f"^max_bytes of {name}: {text}"):
+                call(cap)
+    with pytest.raises(ArgumentValueError, match="max_bytes of reshard_all"):
+        shardwise.reshard_all([], here, max_bytes=0)
+    with (
+        shardwise.set_check("debug", timeout=10),
+        pytest.raises(ValueError, match=r"max_bytes of reshard: expected a whole number >= 1"),
+    ):
+        shardwise.reshard(x, COLUMNS, max_bytes=0 if rank else None)
+    assert shardwise.reshard(x, here, max_bytes=1) is x
+    assert torch.equal(x.full_tensor(max_bytes=1 << 20), torch.ones(6, 4))
+
+
+def test_a_wrong_cap_is_refused_where_nothing_moves_too() -> None:
+    shardwise.run_local(_wrong_caps, 2, timeout=60)
