@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
 import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
 from shardwise.comm.tracing import TRACES
-
-if TYPE_CHECKING:
-    import pytest
 
 ROWS, COLUMNS = (shardwise.chunk(dim, ranks=[0, 1], device="cpu") for dim in (0, 1))
 
@@ -92,3 +93,31 @@ def test_the_first_rank_prints_a_table(capsys: pytest.CaptureFixture[str]) -> No
     with shardwise.trace():
         pass
     assert capsys.readouterr().out == "nothing was sent\n"
+
+
+def _printed_in_groups(rank: int, groups: list[list[int]]) -> str:
+    """The first line that this rank prints, of a trace around an exchange in each group."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    with redirect_stdout(StringIO()) as out, shardwise.trace():
+        for ranks, group in zip(groups, made, strict=True):
+            if rank in ranks:
+                rows, columns = (shardwise.chunk(dim, ranks=ranks, device="cpu") for dim in (0, 1))
+                x: Any = sharded_tensor.ones(rows, 4, 6, process_group=group)
+                shardwise.reshard(x, columns)
+    return out.getvalue().partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "printed"),
+    [
+        ([], {0: "rank 0: nothing was sent"}),
+        ([[1, 2]], {0: "rank 0: nothing was sent", 1: "rank 1 sent and received:"}),
+        ([[0, 1], [2, 3]], {0: "rank 0 sent and received:", 2: "rank 2 sent and received:"}),
+        ([[1, 2, 3], [2, 3]], {0: "rank 0: nothing was sent", 1: "rank 1 sent and received:"}),
+    ],
+)
+def test_the_lowest_rank_that_communicated_prints(
+    groups: list[list[int]], printed: dict[int, str]
+) -> None:
+    lines = shardwise.run_local(_printed_in_groups, 4, groups)
+    assert {rank: line for rank, line in enumerate(lines) if line} == printed

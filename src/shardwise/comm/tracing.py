@@ -70,8 +70,14 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         TRACES.remove(self)
-        if self._show and not self.rank:
+        if self._show and self._is_first:
             print(self)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no lower rank took part in what this rank saw; of nothing, rank 0 tells."""
+        seen = {rank for event in self.events for rank in event.ranks}
+        return (self.rank or 0) == min(seen, default=0)
 
     @property
     def total_bytes(self) -> int:
@@ -90,7 +96,8 @@ class Trace:
 
     def __str__(self) -> str:
         if not self.events:
-            return "nothing was sent"
+            here = "" if self.rank is None else f"rank {self.rank}: "
+            return f"{here}nothing was sent"
         groups: dict[tuple[str, str], list[Event]] = defaultdict(list)
         for event in self.events:
             groups[event.op, event.site].append(event)
@@ -126,8 +133,9 @@ def _summed(events: Sequence[Event]) -> tuple[str, ...]:
 def trace(*, show: bool = True) -> Trace:
     """Records every communication of a block: op, line of code, bytes, ranks, seconds.
 
-    At the end of the block rank 0 prints a table, unless `show` is False; every rank has its own
-    `events`. What backward sends is listed under the line that called it.
+    At the end of the block the lowest rank of those that communicated prints a table, unless `show`
+    is False (of several groups, each one's); every rank has its own `events`. What backward sends
+    is listed under the line that called it.
 
     >>> import shardwise
     >>> def columns(rank):
