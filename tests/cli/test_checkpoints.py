@@ -134,6 +134,7 @@ def test_a_damaged_checkpoint_is_status_1(saved: Path, monkeypatch: pytest.Monke
         (["verify", "{}/absent"], "no checkpoint at"),
         (["diff", "{}/saved", "{}/absent"], "no checkpoint at"),
         (["convert", "{}/saved", "{}/out", "--max-bytes", "much"], "--max-bytes: expected a size"),
+        (["convert", "{}/saved", "{}/out", "--max-bytes", "0"], "--max-bytes: expected a whole"),
         (["convert", "{}/saved", "{}/out", "--dtype", "int8"], "--dtype: expected"),
         (["convert", "{}/saved", "{}/a/b/c"], "Make it first"),
         (["convert", "{}/saved", "{}/saved"], "dst of convert: expected another path"),

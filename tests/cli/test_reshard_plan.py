@@ -86,8 +86,14 @@ def test_pictures_are_written_beside_the_drawing(words: tuple[str, ...], tmp_pat
     ("words", "message"),
     [
         (["--max-bytes", "8Q"], "--max-bytes: expected a size such as 2GiB or 500MB"),
-        (["--max-bytes", "0"], "max_bytes"),
-        (["--to", "chunk(2)"], "Invalid sharding dim"),
+        (["--max-bytes", "0"], "--max-bytes: expected a whole number >= 1, got 0"),
+        (["--max-bytes", "1"], "--max-bytes: expected at least 4, which hold one element of"),
+        (["--to", "chunk(2)"], "--to: ChunkShardingSpec: Invalid sharding dim"),
+        (["--from", "chunk"], "--from: expected a call with plain values, got 'chunk'"),
+        (
+            ["--world-size", "4", "--to", "chunk(0, ranks=[1, 4, 9])"],
+            "--to: expected ranks below 4, which is --world-size, got ranks 4, 9. Pass a larger",
+        ),
         (["--html", "plan.svg"], "--html: expected a path that ends in .html, got 'plan.svg'"),
         (
             ["--svg", "/nowhere/a.svg"],
@@ -101,6 +107,19 @@ def test_a_wrong_argument_gets_one_line(words: list[str], message: str) -> None:
     assert (done.status, done.out) == (2, "")
     assert len(done.err.splitlines()) == 1
     assert message in done.err
+
+
+def test_ranks_beyond_those_of_other_specs_are_told_of_where_nobody_said_how_many() -> None:
+    words = ("reshard-plan", "--shape", "8,8", "--from", "chunk(0)", "--to", "on_rank(9)", "--json")
+    done = run_command(*words)
+    assert [one["rank"] for one in json.loads(done.out)["ranks"]] == [0, 1, 2, 3, 9]
+    assert done.err == (
+        "rank 9: beyond 0-3, for which specs are that name no ranks. "
+        "Pass --world-size to say how many there are.\n"
+    )
+    done = run_command(*words, "--world-size", "10")
+    assert (done.status, done.err) == (0, "")
+    assert len(json.loads(done.out)["ranks"]) == 10
 
 
 def test_help_teaches_by_example() -> None:

@@ -50,8 +50,12 @@ def test_show_prints_entries_for_programs() -> None:
         (["--shape", f"{10**12}", "--spec", "block_cyclic(0, 1)"], "at most 10,000,000 blocks"),
         (["--shape", "8", "--spec", "chunk(" + "-" * 10**5 + "1)"], "spec"),
         (["--shape", "8", "--spec", f"on_rank({2**63})"], "shardwise: "),
-        (["--shape", "8", "--spec", "chunk(1)"], "Invalid sharding dim: expected -1 to 0"),
-        (["--shape", "8", "--spec", "chonk(0)"], "got chonk"),
+        (["--shape", "8", "--spec", "chunk(1)"], "--spec: ChunkShardingSpec: Invalid sharding"),
+        (
+            ["--shape", "8", "--spec", "on_rank(4)", "--world-size", "4"],
+            "--spec: expected ranks below 4, which is --world-size, got rank 4",
+        ),
+        (["--shape", "8", "--spec", "chonk(0)"], "--spec: expected one of block_cyclic, chunk"),
         (["--shape", "8", "--spec", "chunk(0)", "--dtype", "int999"], "--dtype: expected"),
     ],
 )

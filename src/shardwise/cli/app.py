@@ -62,7 +62,7 @@ def main() -> None:
     except MemoryError:
         _refuse("not enough memory. Take a smaller shape, fewer boxes or a smaller --max-bytes.")
     except RecursionError:
-        _refuse("--spec is nested too deeply.")
+        _refuse("an argument is nested too deeply.")
     except OverflowError as error:
         _refuse(f"too large to draw: {error}. Take a smaller shape, or smaller ranks.")
 

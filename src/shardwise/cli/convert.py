@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.options import Json  # noqa: TC001  # typer reads the annotations
-from shardwise.cli.words import find_dtype
+from shardwise.cli.words import find_dtype, parse_cap
 from shardwise.errors import ArgumentValueError
 from shardwise.words import plural
 
@@ -75,7 +75,7 @@ def convert(
         "*.mlp.down.weight": chunk(1)
     """
     from shardwise.checkpoint.converting import convert as converted
-    from shardwise.transfer.units import format_bytes, parse_bytes
+    from shardwise.transfer.units import format_bytes
 
     index = converted(
         src,
@@ -85,7 +85,7 @@ def convert(
         plan=plan,
         only=only,
         dtype=_parse_dtype(dtype),
-        max_bytes=parse_bytes(max_bytes, "--max-bytes"),
+        max_bytes=parse_cap(max_bytes),
         jobs=jobs,
         strict=not skip_unreadable,
     )

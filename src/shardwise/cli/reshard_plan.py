@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.options import Json, Picture, WorldSize  # noqa: TC001  # typer reads them
-from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
+from shardwise.cli.options import NUM_RANKS, Json, Picture, WorldSize
+from shardwise.cli.words import (
+    itemsize_of,
+    layout_of,
+    naming,
+    parse_cap,
+    parse_shape,
+    write_pictures,
+)
 from shardwise.errors import ArgumentValueError
+from shardwise.words import ranks_text
 
 if TYPE_CHECKING:
     from shardwise.transfer import TransferPlan
@@ -27,7 +36,7 @@ def reshard_plan(
         str, typer.Option("--from", help="How it is cut before, e.g. chunk(0); as in show.")
     ],
     target: Annotated[str, typer.Option("--to", help="How it is to be cut.")],
-    world_size: WorldSize = 4,
+    world_size: WorldSize = None,
     dtype: Annotated[str, typer.Option(help="For the bytes.")] = "float32",
     max_bytes: Annotated[
         str | None, typer.Option(help="Cap of the staging on every rank, e.g. 64MiB.")
@@ -42,6 +51,8 @@ def reshard_plan(
     """What moves from one spec to another: bytes, peaks, messages, a drawing.
 
     Nothing is moved and no rank is needed: a plan is made of the two specs alone.
+    Without --world-size, specs that name no ranks are for ranks 0-3, others may
+    name any.
 
     \b
     Examples:
@@ -54,10 +65,14 @@ def reshard_plan(
         --to "on_rank(0)" --world-size 1024 --html plan.html
     """
     itemsize, sizes = itemsize_of(dtype), parse_shape(shape)
-    from shardwise.transfer.units import parse_bytes
-
-    cap = None if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
-    plan = _plan(source, target, sizes, world_size=world_size, itemsize=itemsize)
+    cap = None if max_bytes is None else parse_cap(max_bytes)
+    specs = {"--from": source, "--to": target}
+    plan = _plan(specs, sizes, world_size=world_size, itemsize=itemsize)
+    if cap is not None:
+        with naming("--max-bytes", "max_bytes"):
+            plan.schedule(cap)  # which the plan keeps; here it is known which option is too small
+    if world_size is None:
+        _tell_of_other_ranks(plan)
     paths = {".html": html, ".png": png, ".svg": svg}
     write_pictures(plan, paths, title=f"{source} -> {target}", max_bytes=cap)
     if as_json:
@@ -69,13 +84,28 @@ def reshard_plan(
     print_plan(plan, max_bytes=cap, words=False)
 
 
+def _tell_of_other_ranks(plan: TransferPlan) -> None:
+    """Says that a spec names more ranks than there are for those that name none."""
+    if beyond := [rank for rank in plan.ranks if rank >= NUM_RANKS]:
+        # Not on stdout, which is for the drawing or for JSON.
+        print(
+            f"{ranks_text(beyond)}: beyond 0-{NUM_RANKS - 1}, for which specs are that name no "
+            "ranks. Pass --world-size to say how many there are.",
+            file=sys.stderr,
+        )
+
+
 def _plan(
-    source: str, target: str, shape: tuple[int, ...], *, world_size: int, itemsize: int
+    specs: dict[str, str], shape: tuple[int, ...], *, world_size: int | None, itemsize: int
 ) -> TransferPlan:
+    """The plan from the first of two specs, by the option that each was given with."""
     from shardwise.transfer import TransferPlan
     from shardwise.transfer.counting import most_moves
 
-    before, after = (layout_of(spec, shape, world_size=world_size) for spec in (source, target))
+    before, after = (
+        layout_of(spec, shape, option=option, world_size=world_size)
+        for option, spec in specs.items()
+    )
     plan = TransferPlan(before, after, itemsize)
     if (most := most_moves(plan, _MOST_MOVES)) > _MOST_MOVES:
         raise ArgumentValueError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.inspect import saved_layout
-from shardwise.cli.options import Picture, WorldSize  # noqa: TC001  # typer reads the annotations
+from shardwise.cli.options import NUM_RANKS, Picture, WorldSize
 from shardwise.cli.words import itemsize_of, layout_of, parse_shape, write_pictures
 from shardwise.errors import ArgumentValueError
 
@@ -34,7 +34,7 @@ def show(
         Path | None, typer.Option(help="Instead of both: a checkpoint ...", metavar="PATH")
     ] = None,
     tensor: Annotated[str | None, typer.Option(help="... and the name of a tensor in it.")] = None,
-    world_size: WorldSize = 4,
+    world_size: WorldSize = None,
     dtype: Annotated[str, typer.Option(help="For the bytes per rank.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print entries for a program.")] = False,
     html: Annotated[
@@ -61,7 +61,8 @@ def show(
         layout, itemsize, world_size = saved_layout(checkpoint, tensor)
     else:
         itemsize, sizes = itemsize_of(dtype), parse_shape(shape or "")
-        layout = layout_of(spec or "", sizes, world_size=world_size)
+        layout = layout_of(spec or "", sizes, option="--spec", world_size=world_size)
+        world_size = world_size or NUM_RANKS
     paths = {".html": html, ".png": png, ".svg": svg}
     write_pictures(layout, paths, title=title, itemsize=itemsize, world_size=world_size)
     if as_json:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import ArgumentValueError
-from shardwise.words import shortened
+from shardwise.arguments import whole_number
+from shardwise.cli.options import NUM_RANKS
+from shardwise.errors import ArgumentValueError, ShardwiseError
+from shardwise.words import ranks_text, shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
@@ -17,7 +21,15 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["find_dtype", "itemsize_of", "layout_of", "parse_shape", "write_pictures"]
+__all__ = [
+    "find_dtype",
+    "itemsize_of",
+    "layout_of",
+    "naming",
+    "parse_cap",
+    "parse_shape",
+    "write_pictures",
+]
 
 _MOST_DIGITS = 19  # of a size: more are beyond 2**63
 _SHORT_DTYPES = {
@@ -66,12 +78,42 @@ def itemsize_of(dtype: str) -> int:
     return found.itemsize
 
 
-def layout_of(spec: str, shape: tuple[int, ...], *, world_size: int) -> Layout:
-    """Layout that a spec written as text gives a tensor."""
+@contextmanager
+def naming(option: str, argument: str) -> Iterator[None]:
+    """What is wrong in this block is wrong with an option, which the library calls `argument`."""
+    try:
+        yield
+    except ShardwiseError as error:
+        words = str(error).removeprefix(f"{argument}: ")
+        raise ArgumentValueError(f"{option}: {words}") from error
+    except RecursionError as error:
+        raise ArgumentValueError(f"{option} is nested too deeply") from error
+
+
+def parse_cap(text: str) -> int:
+    """Bytes of `--max-bytes`."""
+    from shardwise.transfer.units import parse_bytes
+
+    with naming("--max-bytes", "max_bytes"):
+        return whole_number(parse_bytes(text, "max_bytes"), "max_bytes", least=1)
+
+
+def layout_of(spec: str, shape: tuple[int, ...], *, option: str, world_size: int | None) -> Layout:
+    """Layout that a spec written as text gives a tensor; of so many ranks, if that is given."""
     # Imported here: torch takes seconds, and --help should not.
     from shardwise.sharding_spec import parse_spec
 
-    return parse_spec(spec, ranks=range(world_size), device="cpu").layout(shape)
+    with naming(option, "spec"):
+        ranks = range(world_size or NUM_RANKS)
+        layout = parse_spec(spec, ranks=ranks, device="cpu").layout(shape)
+    if world_size is not None and (beyond := [r for r in layout.ranks if r >= world_size]):
+        raise ArgumentValueError(
+            option,
+            expected=f"ranks below {world_size:,}, which is --world-size",
+            got=ranks_text(beyond),
+            fix="Pass a larger --world-size, or other ranks.",
+        )
+    return layout
 
 
 def write_pictures(
