@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Mark", "mark_of"]
+__all__ = ["Mark", "difference", "mark_of"]
 
 _FIRST_TAG = _NUM_TAGS = 1 << 28  # apart from those of early messages, which begin at 1 << 30
 
@@ -29,11 +29,24 @@ class Mark(NamedTuple):
     """What stands for an exchange."""
 
     tag: int  # the same in every process, and another for what is moved otherwise
-    source: Layout  # those of its first tensor, for messages
+    num_tensors: int
+    source: Layout  # the rest is for error messages: of the first tensor
     target: Layout
+    dtype: torch.dtype
+    max_bytes: int | None
 
     def __str__(self) -> str:
-        return f"{self.source} to {self.target}"
+        others = f" and {self.num_tensors - 1} more tensors" if self.num_tensors > 1 else ""
+        cap = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
+        return f"{self.source} to {self.target} in {self.dtype}{others}{cap}"
+
+
+def difference(rank: int, mark: object, other: int, their_mark: object) -> str:
+    """Of ranks that do not move the same: what each moves, by marks or their texts."""
+    words, their_words = str(mark), str(their_mark)
+    if words == their_words:
+        their_words = "the same, but with other boxes or owners"
+    return f"ranks do not move the same: rank {rank}: {words}; rank {other}: {their_words}"
 
 
 def mark_of(
@@ -42,7 +55,8 @@ def mark_of(
     """The mark of the exchange of some tensors."""
     # Of whole numbers, Python's hash is the same everywhere.
     value = hash((max_bytes or 0, *[(plan.mark, _mark_of_dtype(dtype)) for plan, dtype in moved]))
-    return Mark(_FIRST_TAG + value % _NUM_TAGS, moved[0][0].source, moved[0][0].target)
+    (plan, dtype), tag = moved[0], _FIRST_TAG + value % _NUM_TAGS
+    return Mark(tag, len(moved), plan.source, plan.target, dtype, max_bytes)
 
 
 @lru_cache(maxsize=64)

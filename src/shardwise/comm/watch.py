@@ -10,7 +10,7 @@ as it was.
 
 A rank that waits so long also writes down what it has sent last, and what it waits for, and looks
 whether another that waits too has something else in the same place ([Note: marks] in `marks.py`):
-then both wait in vain.
+then both wait in vain. So does who waits for one of them, who finds what they have written.
 
 It closes them once every other rank has raised or waits in vain too, or has not come for as long
 again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store
+from shardwise.comm.marks import difference
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Watch:
         finally:
             with self._lock:
                 self._waits_since = None
-        if self._is_in_vain:  # it was not: the rank that had raised came later
+        # It was not: the rank that had raised came later. Of a group that is over others ask yet.
+        if self._is_in_vain and not self._is_broken:
             self._is_in_vain = False
             self._write("waits", "")
 
@@ -162,9 +164,9 @@ class Watch:
             waited = 0.0 if since is None else time.monotonic() - since
             if waited >= _PATIENCE:
                 self._write_down()
-            if waited >= _PATIENCE and self._why() is not None:
+            if waited >= _PATIENCE and (why := self._why()) is not None:
                 self._is_in_vain = True
-                self._write("waits", "in vain")
+                self._write("waits", why[:_LONGEST])
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
                     self.close()
 
@@ -188,7 +190,15 @@ class Watch:
         notices = sorted(filter(None, map(self._notice_of, self._ranks)))
         if notices:  # of those who failed first
             return notices[0]
-        return next(filter(None, map(self._difference_from, self._ranks)), None)
+        for why in (self._difference_from, self._why_of):
+            found = next(filter(None, map(why, self._ranks)), None)
+            if found is not None:
+                return found
+        return None
+
+    def _why_of(self, rank: int) -> str:
+        """Why another rank waits in vain; who waits for it, even by way of others, does too."""
+        return "" if rank == self._rank else self._read("waits", rank)
 
     def _write_down(self) -> None:
         """What this rank sends and waits for, for those who wait for it."""
@@ -215,13 +225,7 @@ class Watch:
                     break
                 mark, their_tag = marks[number - first], their_tags[number - their_first]
                 if mark.tag != their_tag:
-                    what, other = str(mark), words[str(their_tag)]
-                    if other == what:
-                        other = "the same with other owners, dtypes or max_bytes"
-                    return (
-                        f"ranks do not move the same: rank {self._rank}: {what}; "
-                        f"rank {rank}: {other}"
-                    )
+                    return difference(self._rank, mark, rank, words[str(their_tag)])
         return None
 
     def _notice_of(self, rank: int) -> str | None:

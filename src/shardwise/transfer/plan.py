@@ -22,11 +22,14 @@ from shardwise.transfer.regions import BoxJoin, GridJoin, Regions, join
 from shardwise.transfer.schedule import Schedule, cut_rounds
 from shardwise.transfer.text import PlanRecord, plan_to_json
 from shardwise.transfer.traffic import Traffic
+from shardwise.transfer.weight import weight
 
 if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
 
 __all__ = ["Message", "TransferPlan"]
+
+_MOST_SCHEDULES = 4  # that a plan keeps, each under a cap of its own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,9 +258,13 @@ class TransferPlan:
         """The rounds in which the plan is carried out; `max_bytes` caps every rank's staging."""
         cap = None if max_bytes is None else whole_number(max_bytes, "max_bytes", least=1)
         known: dict[int | None, Schedule] = self.__dict__.setdefault("_schedules", {})
-        if cap not in known:
-            known[cap] = cut_rounds((self,), cap)
-        return known[cap]
+        found = known.get(cap)
+        if found is None:
+            found = cut_rounds((self,), cap)
+            # Few, as each has all moves again. A new dict, as another thread may read the old one.
+            kept = list(self.__dict__["_schedules"].items())[1 - _MOST_SCHEDULES :]
+            self._set(_schedules={**dict(kept), cap: found})
+        return found
 
     def peak_bytes(self, rank: int, max_bytes: int | None = None) -> int:
         """Most bytes that `rank` has beyond its source shards: the output and the staging."""
@@ -332,10 +339,5 @@ class TransferPlan:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what has been computed so far."""
-        held = [self.__dict__.get(name) for name in ("moves", "traffic")]
-        held += self.__dict__.get("_parts", {}).values()
-        for schedule in self.__dict__.get("_schedules", {}).values():
-            held += [moves for (moves,) in schedule.rounds if moves is not held[0]]
-        corners = len(self.__dict__.get("regions", ())) * 2 * (self.source.ndim + 1) * 8
-        return corners + sum(int(part.nbytes) for part in held if part is not None)
+        """Memory of its layouts and of all that has been computed so far."""
+        return weight(self)
