@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
+import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,7 +15,7 @@ import torch
 
 import shardwise
 from shardwise.errors import ArgumentTypeError
-from shardwise.geometry import Layout
+from shardwise.geometry import Boxes, Layout
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.plan_cache import PlanCache, plan_reshard
 
@@ -63,15 +68,132 @@ def test_large_plans_leave_the_cache_first() -> None:
     assert cache.get(rows, columns, 4) is not large
 
 
+def _again(layout: Layout) -> Layout:
+    return Layout(layout.shape, list(layout.boxes), layout.owners)
+
+
 def test_equal_layouts_are_found_by_identity_the_second_time() -> None:
     rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
     cache = PlanCache(max_plans=2, max_bytes=1 << 20)
     plan = cache.get(rows, rows, 4)
-    for _ in range(20):  # more than there is room for
-        again = Layout(rows.shape, list(rows.boxes), rows.owners)
+    in_use = [_again(rows) for _ in range(20)]  # more than there is room for
+    for again in in_use:
         assert cache.get(again, rows, 4) is plan
-        assert cache._by_id[id(again), id(rows), 4][0] is plan
+        assert cache._by_id[id(again), id(rows), 4].plan is plan
         assert len(cache._by_id) <= 8
     for itemsize in range(1, 4):
         cache.get(rows, rows, itemsize)
-    assert all(known[0] in cache._plans.values() for known in cache._by_id.values())
+    held = [known.plan for known in cache._plans.values()]
+    assert all(known.plan in held for known in cache._by_id.values())
+
+
+def test_layouts_that_are_dropped_are_not_kept_nor_taken_for_others() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    cache = PlanCache(max_plans=8, max_bytes=1 << 20)
+    plan = cache.get(rows, columns, 4)
+    for _ in range(20):
+        source, target = _again(rows), _again(columns)
+        ids = (id(source), id(target), 4)
+        assert cache.get(source, target, 4) is plan
+        assert ids in cache._by_id
+        alive = weakref.ref(source)
+        del source
+        assert alive() is None
+        assert ids not in cache._by_id
+        del target
+    assert list(cache._by_id) == [(id(rows), id(columns), 4)]
+
+
+def _two_tilings(num_boxes: int, *, first_rank: int) -> tuple[Layout, Layout]:
+    size = 3 * num_boxes
+    lows = [np.arange(num_boxes) * 3, np.r_[0, np.arange(1, num_boxes) * 3 + 1]]
+    owners = np.r_[first_rank, np.arange(1, num_boxes) % 8]
+    source, target = (
+        Layout((size,), Boxes(low[:, None], np.r_[low[1:], size][:, None]), owners) for low in lows
+    )
+    return source, target
+
+
+def test_a_plan_counts_all_that_it_holds() -> None:
+    def make(first_rank: int) -> TransferPlan:
+        plan = TransferPlan(*_two_tilings(2000, first_rank=first_rank), 4)
+        assert plan.schedule(1 << 20).program(1).rounds
+        assert plan.lower_bound + plan.moves_of(2).nbytes + plan.peak_bytes(3) > 0
+        return plan
+
+    make(9)  # what a first call sets up is no plan's
+    tracemalloc.start()
+    plan = make(10)
+    gc.collect()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.7 * taken < plan.nbytes < 1.3 * taken
+
+
+def test_a_cache_holds_the_memory_that_it_may_and_frees_what_it_drops() -> None:
+    cache = PlanCache(max_plans=100, max_bytes=1 << 20)
+    plans = []
+    for first_rank in range(10, 30):
+        plan = cache.get(*_two_tilings(500, first_rank=first_rank), 4)
+        assert plan.schedule().ranks
+        plans.append(weakref.ref(plan))
+        del plan
+    alive = [plan() for plan in plans if plan() is not None]
+    assert len(alive) == len(cache._plans)
+    held = sum(plan.nbytes for plan in alive if plan is not None)
+    assert 1 << 19 < held < 5 << 18
+
+
+def test_adding_a_plan_looks_at_few_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = []
+    monkeypatch.setattr(
+        TransferPlan, "nbytes", property(lambda plan: weighed.append(plan.itemsize) or 100)
+    )
+    rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
+    cache = PlanCache(max_plans=50, max_bytes=1 << 20)
+    for itemsize in range(1, 201):
+        cache.get(rows, rows, itemsize)
+    assert len(weighed) <= 400
+    assert set(weighed) == set(range(1, 200))
+    assert cache._held == 100 * 49  # all but the newest
+
+
+def test_a_plan_keeps_few_schedules() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=range(8)).layout((64, 64)) for dim in (0, 1))
+    plan = TransferPlan(rows, columns, 4)
+    first = plan.schedule(1000)
+    assert plan.schedule(1000) is first
+    for cap in range(1001, 1010):
+        assert plan.peak_bytes(0, cap) > 0
+    before = plan.nbytes
+    assert plan.schedule(1000) is not first
+    for cap in range(2000, 2050):
+        assert plan.peak_bytes(0, cap) > 0
+    assert plan.nbytes < 1.5 * before
+
+
+def test_plans_may_grow_in_one_thread_while_another_adds_some() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=range(16)).layout((64, 64)) for dim in (0, 1))
+    cache = PlanCache(max_plans=8, max_bytes=1 << 30)
+    plan = cache.get(rows, columns, 4)
+    is_over = threading.Event()
+
+    def grow() -> None:
+        for cap in range(10**6, 10**6 + 600):
+            plan.schedule(cap).program(cap % 16)
+            plan.moves_of(cap)
+        is_over.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=grow)
+    try:
+        thread.start()
+        itemsize = 5
+        while not is_over.is_set():
+            assert cache.get(rows, columns, itemsize).itemsize == itemsize
+            assert plan.nbytes > 0
+            itemsize += 1
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()

@@ -257,14 +257,21 @@ class TransferPlan:
     def schedule(self, max_bytes: int | None = None) -> Schedule:
         """The rounds in which the plan is carried out; `max_bytes` caps every rank's staging."""
         cap = None if max_bytes is None else whole_number(max_bytes, "max_bytes", least=1)
-        known: dict[int | None, Schedule] = self.__dict__.setdefault("_schedules", {})
+        known: dict[int | None, Schedule] = self.__dict__.get("_schedules", {})
         found = known.get(cap)
         if found is None:
             found = cut_rounds((self,), cap)
             # Few, as each has all moves again. A new dict, as another thread may read the old one.
-            kept = list(self.__dict__["_schedules"].items())[1 - _MOST_SCHEDULES :]
+            kept = list(self.__dict__.get("_schedules", {}).items())[1 - _MOST_SCHEDULES :]
             self._set(_schedules={**dict(kept), cap: found})
         return found
+
+    def forget_schedules(self) -> None:
+        """Lets schedules be made anew if they are needed again.
+
+        They know their plan, so without this a plan that nobody has is not freed at once.
+        """
+        self.__dict__.pop("_schedules", None)
 
     def peak_bytes(self, rank: int, max_bytes: int | None = None) -> int:
         """Most bytes that `rank` has beyond its source shards: the output and the staging."""

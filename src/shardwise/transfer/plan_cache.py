@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanCache", "plan_reshard"]
 
-_WEIGHED_AT_ONCE = 3  # plans, before another is added
+_WEIGHED_AT_ONCE = 2  # plans, before another is added
 
 
 def plan_reshard(source: Layout, target: Layout, itemsize: int) -> TransferPlan:
@@ -50,8 +50,8 @@ class PlanCache:
     Only a plan holds layouts, its own. Others that found it are known as long as they live: when
     one dies, before its id can be another's, what is known of it goes, too.
 
-    Plans grow as they are used, so they are weighed in turn: a few of them, the newest first, each
-    time that one is added.
+    Plans grow as they are used, so they are weighed in turn: each time that one is added, the one
+    that was added last, and one more.
     """
 
     def __init__(self, max_plans: int, max_bytes: int) -> None:
@@ -120,9 +120,7 @@ class PlanCache:
 
     def _trim(self) -> None:
         """Makes room for one more."""
-        while self._plans and (
-            len(self._plans) >= self._max_plans or self._held > self._max_bytes
-        ):
+        while self._plans and (len(self._plans) >= self._max_plans or self._held > self._max_bytes):
             key = next(iter(self._plans))
             known = self._plans.pop(key)
             if known.was_found:
@@ -132,6 +130,7 @@ class PlanCache:
                 self._held -= known.nbytes
                 del self._turn[known]
                 self._forget_names(known)
+                known.plan.forget_schedules()
 
 
 _cache = PlanCache(max_plans=1024, max_bytes=256 << 20)
