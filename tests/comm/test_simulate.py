@@ -207,3 +207,15 @@ def test_a_device_that_torch_does_not_know_is_refused(wrong: Any) -> None:
 
 def test_a_thousand_ranks_are_no_problem() -> None:
     assert simulate(_round_trip, 1000).traffic.total_bytes == 8000
+
+
+def test_ranks_that_move_different_things_are_told_and_mix_no_data() -> None:
+    """As on real ranks, where messages of different exchanges never meet."""
+
+    def move(rank: int) -> None:
+        x = shardwise.distribute(torch.arange(48.0).view(8, 6), shardwise.chunk(0))
+        turned = shardwise.chunk(1, ranks=[2, 0, 1])
+        shardwise.reshard(x, shardwise.chunk(1) if rank else turned)
+
+    with pytest.raises(RankFailure, match=r"AgreementError: .* ranks do not move the same: rank 0"):
+        simulate(move, 3)

@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 def difference(rank: int, mark: object, other: int, their_mark: object) -> str:
     """Of ranks that do not move the same: what each moves, by marks or their texts."""
-    words, their_words = str(mark), str(their_mark)
+    words, their_words = (str(one or "messages of no exchange") for one in (mark, their_mark))
     if words == their_words:
         their_words = "the same, but with other boxes or owners"
     return f"ranks do not move the same: rank {rank}: {words}; rank {other}: {their_words}"

@@ -21,9 +21,16 @@ import torch.distributed as dist
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Communicator, Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
+from shardwise.comm.marks import difference
 from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
-from shardwise.errors import AbsentRanksError, ArgumentValueError, DeviceError, RankFailure
+from shardwise.errors import (
+    AbsentRanksError,
+    AgreementError,
+    ArgumentValueError,
+    DeviceError,
+    RankFailure,
+)
 from shardwise.sharding_spec.short import simulated_world_size
 from shardwise.transfer.program import Scale
 from shardwise.words import ranks_text
@@ -130,7 +137,7 @@ class _World:
         self.group_keys: dict[GroupRanks, int] = {}
         self.num_meetings: dict[tuple[int, int], int] = defaultdict(int)  # by group and rank
         # By link: messages that were sent and have not landed, by number, and the next numbers.
-        self.mail: dict[Hashable, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.mail: dict[Hashable, dict[int, tuple[torch.Tensor, Mark | None]]] = defaultdict(dict)
         self.num_sent: dict[Hashable, int] = defaultdict(int)
         self.num_expected: dict[Hashable, int] = defaultdict(int)
         self.meetings: dict[Hashable, dict[int, Any]] = defaultdict(dict)
@@ -262,7 +269,7 @@ class SimulatedCommunicator:
         return group
 
     def flight(self, mark: Mark | None = None) -> Flight:
-        return _SimulatedFlight(self._world, self.rank, self.ranks, self._key)
+        return _SimulatedFlight(self._world, self.rank, self.ranks, self._key, mark)
 
     def apart(self, tag: int) -> Communicator:
         return self
@@ -352,8 +359,11 @@ class SimulatedCommunicator:
 class _SimulatedFlight:
     """Messages as copies in a mailbox per link: the n-th receive that is named gets the n-th."""
 
-    def __init__(self, world: _World, rank: int, ranks: GroupRanks, key: int) -> None:
+    def __init__(
+        self, world: _World, rank: int, ranks: GroupRanks, key: int, mark: Mark | None
+    ) -> None:
         self._world, self._rank, self._ranks, self._key = world, rank, ranks, key
+        self._mark = mark  # by which real messages are kept apart
         self._receives: list[tuple[int, int, torch.Tensor]] = []  # peer, number on the link
         self._has_landed: list[bool] = []
 
@@ -367,7 +377,8 @@ class _SimulatedFlight:
     def send(self, peer: int, buffer: torch.Tensor) -> None:
         self._ranks.group_rank(peer)
         link = (self._key, self._rank, peer)
-        self._world.mail[link][self._world.num_sent[link]] = as_bytes(buffer).clone()
+        message = as_bytes(buffer).clone(), self._mark
+        self._world.mail[link][self._world.num_sent[link]] = message
         self._world.num_sent[link] += 1
         self._world.traffic.add(self._rank, peer, buffer.nbytes)
         self._world.notify(link)
@@ -382,7 +393,13 @@ class _SimulatedFlight:
         link = (self._key, peer, self._rank)
         box = self._world.mail[link]
         self._world.wait(link, f"a message from rank {peer}", lambda: number in box)
-        message = box.pop(number)
+        message, mark = box.pop(number)
+        if getattr(mark, "tag", None) != getattr(self._mark, "tag", None):
+            raise AgreementError(
+                difference(self._rank, self._mark, peer, mark),
+                rank=self._rank,
+                fix="Every rank of the group must make the same calls in the same order.",
+            )
         if message.nbytes != buffer.nbytes:
             raise AssertionError(
                 f"rank {self._rank} expected {buffer.nbytes} bytes from rank {peer}, "
