@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import shardwise
 from shardwise import Box, Layout
 from shardwise.comm.agreement import agree
 from shardwise.comm.checks import set_check
@@ -190,7 +191,7 @@ def test_a_difference_is_told_on_every_rank_in_the_same_words() -> None:
         "ranks made different calls: rank 0: reshard; ranks 1, 2: gather. "
         "Every rank of the group must make the same calls in the same order.",
     ]
-    assert first[4].startswith("cut: ranks differ in layout (rank 0: Layout(")
+    assert first[4].startswith("cut: ranks differ in layout (rank 0: Layout: [0:2] on 1, ")
 
 
 def test_values_that_look_alike_are_told_apart() -> None:
@@ -212,6 +213,19 @@ def test_values_that_look_alike_are_told_apart() -> None:
     assert shown.startswith("rank 0: Mute() [")
     assert "; rank 1: Mute() [" in shown
     assert shown.split("[")[1][:8] != shown.split("[")[2][:8]
+
+
+def test_layouts_that_look_alike_show_where_they_differ() -> None:
+    def differ(rank: int) -> str:
+        layout = shardwise.chunk(0, sizes=[3 + rank, 5 - rank], ranks=[0, 1]).layout((8, 6))
+        with pytest.raises(AgreementError) as caught:
+            agree("cut", {"layout": layout}, group=communicator())
+        return str(caught.value)
+
+    first, second = run_local(differ, 2)
+    assert first == second
+    assert "rank 0: Layout: [0:3, 0:6] on 0, [3:8, 0:6] on 1" in first
+    assert "rank 1: Layout: [0:4, 0:6] on 0, [4:8, 0:6] on 1" in first
 
 
 def test_a_problem_of_some_ranks_stops_all() -> None:

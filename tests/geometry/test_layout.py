@@ -337,3 +337,12 @@ def test_a_grid_of_which_one_cell_has_most_owners_takes_no_padding() -> None:
     assert layout.grid is None
     even = Layout((4,), [Box((k,), (k + 1,)) for k in (0, 0, 1, 2, 3)], [0, 1, 0, 0, 0])
     assert even.grid is not None
+
+
+def test_a_listing_tells_layouts_that_look_alike_apart() -> None:
+    one = Layout.of((4,), [Entry(Box((0,), (1,)), 2), Entry(Box((1,), (4,)), 0)])
+    assert one.listing == "[0:1] on 2, [1:4] on 0"
+    both = [Entry(Box((0,), (4,)), 0, 0), Entry(Box((0,), (4,)), 1, 1)]
+    assert Layout.of((4,), both, pending="sum").listing == "[0:4] on 0 term 0, [0:4] on 1 term 1"
+    many = Layout.of((300,), [Entry(Box((k,), (k + 1,)), 0) for k in range(300)])
+    assert many.listing.endswith("[255:256] on 0, ...")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import torch
 
 from shardwise.comm.checks import check_timeout, should_check
-from shardwise.comm.fingerprint import identity, shown
+from shardwise.comm.fingerprint import detailed, identity, shown
 from shardwise.comm.heard import is_heard, note_heard
 from shardwise.comm.tracing import is_watched, recorded
 from shardwise.errors import AbsentRanksError, AgreementError
@@ -298,7 +298,7 @@ class _Story:
 
     rank: int
     call: str
-    values: dict[str, tuple[str, str]]  # name -> digest of its identity, text to show
+    values: dict[str, tuple[str, str, str]]  # name -> digest of its identity, texts to show
     problem: str | None
 
 
@@ -349,7 +349,11 @@ def _stories(
     what: str, values: Mapping[str, object], *, group: Communicator, problem: Exception | None
 ) -> list[_Story]:
     texts = {
-        name: (_new_digest(identity(value), {}, None).hex(), shown(value)[:_LONGEST])
+        name: (
+            _new_digest(identity(value), {}, None).hex(),
+            shown(value)[:_LONGEST],
+            detailed(value)[:_LONGEST],
+        )
         for name, value in values.items()
     }
     own = _Story(group.rank, what, texts, _problem_text(problem))
@@ -378,10 +382,13 @@ def _raise(stories: list[_Story], problem: Exception | None, phrases: Mapping[st
     names = dict.fromkeys(name for story in stories for name in story.values)
     differing = []
     for name in names:
-        found = [(s.rank, *s.values.get(name, ("", "(absent)"))) for s in stories]
-        if len({digest for _, digest, _ in found}) > 1:
+        found = [(s.rank, *s.values.get(name, ("", "(absent)", "(absent)"))) for s in stories]
+        digests = {digest for _, digest, _, _ in found}
+        if len(digests) > 1:
+            looks_alike = len({text for _, _, text, _ in found}) < len(digests)
+            texts = [(r, digest, long if looks_alike else text) for r, digest, text, long in found]
             phrase = f"; {phrases[name]}" if name in phrases else ""
-            differing.append(f"{name} ({by_rank(found)}{phrase})")
+            differing.append(f"{name} ({by_rank(texts)}{phrase})")
     raise AgreementError(
         f"{call}: ranks differ in {', '.join(differing)}",
         fix="Pass the same on every rank of the group.",

@@ -14,7 +14,7 @@ from shardwise.arguments import is_whole_number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["identity", "shown"]
+__all__ = ["detailed", "identity", "shown"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -28,20 +28,26 @@ def identity(value: object) -> str:
     Anything else by its repr without memory addresses, which differ between processes: of objects
     with the default repr, only the types are compared.
     """
-    return _text(value, by_fingerprint=True)
+    return _text(value, attribute="fingerprint")
 
 
 def shown(value: object) -> str:
     """The text of `value` in a message."""
-    return _text(value, by_fingerprint=False)
+    return _text(value, attribute=None)
 
 
-def _text(value: object, *, by_fingerprint: bool) -> str:
+def detailed(value: object) -> str:
+    """A longer text, for values that differ and look alike: with the text attribute `listing`."""
+    return _text(value, attribute="listing")
+
+
+def _text(value: object, *, attribute: str | None) -> str:
+    """The text, in which that attribute stands for what has it."""
     if type(value) is int:  # what most are
         return repr(value)
 
     def texts(values: Iterable[object]) -> list[str]:
-        return [_text(each, by_fingerprint=by_fingerprint) for each in values]
+        return [_text(each, attribute=attribute) for each in values]
 
     if value is None or isinstance(value, bool | str | bytes | complex):
         return repr(value)
@@ -62,7 +68,7 @@ def _text(value: object, *, by_fingerprint: bool) -> str:
         return f"{{{', '.join(sorted(texts(value)))}}}"
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    fingerprint = getattr(value, "fingerprint", None)
-    if by_fingerprint and isinstance(fingerprint, str):
-        return f"{type(value).__qualname__}:{fingerprint}"
+    said = None if attribute is None else getattr(value, attribute, None)
+    if isinstance(said, str):
+        return f"{type(value).__qualname__}: {said}"
     return _ADDRESS.sub("", repr(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REDUCE_OPS", "Entry", "Layout", "ReduceOp", "check_layout"]
 
+_MOST_LISTED = 256  # boxes in the listing
 _MOST_PADDING = 64  # padded size of a grid, in units of the layout's
 ReduceOp = Literal["sum", "avg", "max", "min", "product"]  # what a pending layout waits for
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)  # all of them
@@ -349,6 +351,15 @@ class Layout:
                 form += f", up to {copies} {'entries' if self.pending else 'replicas'} per cell"
         pending = "" if self.pending is None else f", pending {self.pending}"
         return f"{form}, {ranks_text(self.ranks)}{pending}"
+
+    @property
+    def listing(self) -> str:
+        """The first boxes with their ranks and terms, to tell layouts that look alike apart."""
+        entries = [
+            f"{box} on {rank}" + (f" term {term}" if self.pending else "")
+            for box, rank, term in islice(self, _MOST_LISTED)
+        ]
+        return ", ".join([*entries, "..."] if len(self) > len(entries) else entries)
 
     def _repr_html_(self) -> str:
         """A small picture, for notebooks."""
