@@ -12,7 +12,13 @@ import torch.distributed as dist
 import shardwise
 from shardwise import sharded_tensor
 from shardwise.comm.simulate import simulate
-from shardwise.errors import ArgumentTypeError, ArgumentValueError, LayoutError, SpecError
+from shardwise.errors import (
+    AgreementError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    LayoutError,
+    SpecError,
+)
 from shardwise.sharding_spec import ChunkShardingSpec
 
 if TYPE_CHECKING:
@@ -213,3 +219,30 @@ def _wrong_caps(rank: int) -> None:
 
 def test_a_wrong_cap_is_refused_where_nothing_moves_too() -> None:
     shardwise.run_local(_wrong_caps, 2, timeout=60)
+
+
+# -- ranks that differ -------------------------------------------------------------------------
+
+
+def _one_rank_has_nothing_to_move(rank: int, how: str) -> str:
+    x: Any = sharded_tensor.ones(shardwise.chunk(0), 6, 4)
+    to = shardwise.chunk(0 if rank == 1 else 1)
+    calls: dict[str, Callable[[], object]] = {
+        "reshard": lambda: shardwise.reshard(x, to),
+        "with a cap": lambda: shardwise.reshard(x, to, max_bytes=1 << 20),
+        "async": lambda: shardwise.reshard(x, to, async_op=True).wait(),
+        "in place": lambda: x.reshard(to),
+    }
+    with shardwise.set_check("debug", timeout=10):
+        with pytest.raises(AgreementError) as caught:
+            calls[how]()
+        assert shardwise.reshard(x, shardwise.chunk(0)) is x  # what all ask for is what it was
+        assert torch.equal(shardwise.reshard(x, shardwise.chunk(1)).full_tensor(), torch.ones(6, 4))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["reshard", "with a cap", "async", "in place"])
+def test_a_rank_with_nothing_to_move_is_compared_in_debug_mode(how: str) -> None:
+    first, *others = shardwise.run_local(_one_rank_has_nothing_to_move, 3, how)
+    assert others == [first, first]
+    assert "ranks differ in 'tensor' target layout (ranks 0, 2: " in first

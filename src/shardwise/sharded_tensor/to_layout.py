@@ -10,7 +10,9 @@ import torch
 
 from shardwise.arguments import check_cap
 from shardwise.comm.agreement import agree, heard_by_all, tell_all
-from shardwise.comm.differentiable import make_tie
+from shardwise.comm.checks import is_debugging
+from shardwise.comm.differentiable import make_tie, transfer_of
+from shardwise.comm.executor import agree_on_moves
 from shardwise.comm.process_group import communicator
 from shardwise.comm.term_gradients import scale_terms
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, OpError, ShardwiseError
@@ -24,7 +26,7 @@ from shardwise.sharded_tensor.reshard_target import (
     target_in_group,
     target_of,
 )
-from shardwise.sharded_tensor.resharding import reshard_state, start_reshard
+from shardwise.sharded_tensor.resharding import job_for, reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, refuse_late_gradients, wrap
@@ -139,7 +141,8 @@ def reshard(
     except Exception as problem:
         _tell_of_source(x, process_group, problem)
         raise
-    if isinstance(x, ShardedTensor) and not has_options and _is_there(state, to):
+    is_quick = not has_options and not is_debugging()
+    if is_quick and isinstance(x, ShardedTensor) and _is_there(state, to):
         return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
         if max_bytes is not None:
@@ -153,6 +156,8 @@ def reshard(
             _check_no_grad("async_op", state)
     if process_group is not None:
         _check_group(state, target, is_absent=isinstance(x, Absent))
+    elif given is None:
+        _agree_on_no_move(state, target, max_bytes)
 
     def result(moved: State) -> ShardedTensor:
         if isinstance(out, ShardedTensor):
@@ -171,6 +176,13 @@ def reshard(
         )
         return AsyncReshard(lambda: result(wait()))
     return result(reshard_to(state, target, max_bytes=max_bytes, out=given))
+
+
+def _agree_on_no_move(state: State, target: ReshardTarget, max_bytes: int | None = None) -> None:
+    """In debug mode, ranks compare also that nothing is to be moved, which takes no exchange."""
+    if is_debugging() and target.layout == state.layout:
+        transfer = transfer_of(job_for(state, target.layout, None, max_bytes), state.carriers)
+        agree_on_moves([transfer], max_bytes, state.comm)
 
 
 def _is_there(state: State, to: object) -> bool:
@@ -303,8 +315,11 @@ def _check_no_grad(what: str, *states: State) -> None:
         )
 
 
-def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
-    """Changes the layout of the tensor itself, and that of its gradient; hooks stay."""
+def reshard_in_place(tensor: ShardedTensor, to: object, *, is_by_all: bool = True) -> ShardedTensor:
+    """Changes the layout of the tensor itself, and that of its gradient; hooks stay.
+
+    All ranks call it, or, where it does no more than to change devices, some.
+    """
     state = live_state(tensor)
     with heard_by_all("reshard", state.comm):
         target = target_in_group(to, state)
@@ -314,6 +329,8 @@ def reshard_in_place(tensor: ShardedTensor, to: object) -> ShardedTensor:
                 rank=state.rank,
                 fix="Use new = shardwise.reshard(st, spec), which is differentiable.",
             )
+    if is_by_all:
+        _agree_on_no_move(state, target)
     with torch.no_grad():
         moved = reshard_to(state.map(torch.detach), target)
         is_same = moved.layout == state.layout  # of which every rank keeps its own gradients

@@ -174,7 +174,7 @@ def _change_devices_in_place(moves: Sequence[Move]) -> None:
             if move.state.init_rrefs:  # new references are made by all ranks or by none
                 changes = not all_ranks(not changes, move.state)
             if changes:
-                reshard_in_place(move.tensor, move.target)
+                reshard_in_place(move.tensor, move.target, is_by_all=False)
 
 
 def _with_gradients(moves: Sequence[Move], members: Communicator) -> list[Move]:
