@@ -510,6 +510,14 @@ def test_unknown_ranks_raise_on_all_ranks_and_leave_the_sources_alone() -> None:
     assert all(same for _, same in results)
 
 
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_the_layout_with_unknown_ranks_is_named(end: str) -> None:
+    other = shardwise.chunk(1, ranks=[0, 7]).layout((4, 6))
+    plan = plan_reshard(*((other, ROWS) if end == "source" else (ROWS, other)), 4)
+    with pytest.raises(shardwise.errors.RankFailure, match=rf"the plan's {end}: Global rank 7 doe"):
+        simulate(lambda rank: execute(plan, random_shards(ROWS)[rank]), 2)
+
+
 def _with_one_wrong_shard(rank: int) -> str:
     shape = (2, 6) if rank == 0 else (2, 5)
     with shardwise.set_check("debug"):
@@ -540,7 +548,7 @@ def _with_other_targets(rank: int) -> str:
 def test_targets_that_differ_between_ranks_raise_on_all_in_debug_mode() -> None:
     first, second = shardwise.run_local(_with_other_targets, 2)
     assert first == second
-    assert "'tensor' target layout (rank 0: Layout((4, 6): grid 1x2" in first
+    assert "'tensor' target layout (rank 0: Layout: [0:4, 0:3] on 0, [0:4, 3:6] on 1; " in first
 
 
 @pytest.mark.parametrize("what", ["max_bytes", "number of tensors", "source layout"])
@@ -569,6 +577,22 @@ def test_outputs_of_two_tensors_may_not_share_memory() -> None:
     named = [Transfer(PLAN, shards, [shared], name=name) for name in ("a", "b")]
     with pytest.raises(shardwise.errors.RankFailure, match=r"'b' out: .*memory with 'a' out"):
         simulate(lambda rank: execute_all(named), 2)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 64])
+def test_of_many_transfers_the_wrong_one_is_named(max_bytes: int | None) -> None:
+    def message(transfers: list[Transfer]) -> str:
+        with pytest.raises(shardwise.errors.RankFailure) as failure:
+            simulate(lambda rank: execute_all(transfers, max_bytes=max_bytes), 2)
+        return str(failure.value.__cause__)
+
+    good, wrong = (Transfer(PLAN, [torch.zeros(2, width)]) for width in (6, 5))
+    many = [good] * 57 + [wrong] + [good] * 42
+    assert "'tensor' (transfers[57]) shards: expected shapes" in message(many)
+    named = [good._replace(name="a"), wrong._replace(name="b")]
+    assert "'b' shards: expected shapes" in message(named)
+    device = [good, good._replace(device="gpuu")]
+    assert "'tensor' (transfers[1]) device: expected one" in message(device)
 
 
 def test_outputs_on_the_meta_device_share_no_memory() -> None:

@@ -75,14 +75,14 @@ def sort_out(transfers: Sequence[Transfer], members: Communicator) -> list[Alike
 
     for numbers in _same_plan(transfers):
         listed = [transfers[number] for number in numbers]
-        first = load_of(listed[0], members)
+        first = load_of(transfers, numbers[0], members)
         group = group_of(first)
         is_many = group.is_small and len(numbers) >= FEWEST
         if is_many and _are_like(first, listed, members.wire_device):
             group.shards.update(zip(numbers, map(_shards_of, listed), strict=True))
             continue
-        for number, transfer in zip(numbers, listed, strict=True):
-            load = first if number == numbers[0] else load_of(transfer, members)
+        for number in numbers:
+            load = first if number == numbers[0] else load_of(transfers, number, members)
             group = group_of(load)
             group.shards[number], group.loads[number] = load.shards, load
     return sorted(found.values(), key=lambda group: min(group.shards))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         Round,
     )
 
-__all__ = ["Started", "execute", "execute_all", "start_all"]
+__all__ = ["Started", "agree_on_moves", "execute", "execute_all", "start_all"]
 
 Loads = Sequence[Load | Batch]
 _MANY = 8  # exchanges of one call, whose results are worth another thread
@@ -147,7 +147,7 @@ def start_all(
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
     if problem is not None or is_debugging():
-        agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
+        agree_on_moves(transfers, max_bytes, members, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     moved = [(load.plan, load.dtype) for _, lot in work.exchanges for load in lot]
     mark = mark_of(moved, max_bytes) if moved else None
@@ -236,7 +236,7 @@ def _divide(transfers: Sequence[Transfer], max_bytes: int | None, members: Commu
     Under a cap: messages as they are. What is not in a batch gets its outputs.
     """
     if max_bytes is not None:
-        loads = [load_of(transfer, members) for transfer in transfers]
+        loads = [load_of(transfers, number, members) for number in range(len(transfers))]
         results = [load.make_outputs() for load in loads]
         return _Work(results, [(_program(loads, max_bytes, members), loads)])
     groups = sort_out(transfers, members)
@@ -305,6 +305,17 @@ def _exchange(
         _land(round_, flying, loads)
     for batch in batches:
         aside.call(partial(batch.hand_out, results))
+
+
+def agree_on_moves(
+    transfers: Sequence[Transfer],
+    max_bytes: int | None,
+    members: Communicator,
+    *,
+    problem: Exception | None = None,
+) -> None:
+    """What every exchange does first in debug mode, or if a rank has found something wrong."""
+    agree("reshard", _agreed(transfers, max_bytes), group=members, hot=True, problem=problem)
 
 
 def _agreed(transfers: Sequence[Transfer], max_bytes: int | None) -> dict[str, Any]:

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
-from shardwise.comm.load_check import check_arguments, check_transfer, is_writable, span
+from shardwise.comm.load_check import (
+    check_arguments,
+    check_transfer,
+    is_writable,
+    name_of,
+    span,
+)
 from shardwise.comm.pages import new_tensor
 from shardwise.comm.rank_plan import rank_plan
-from shardwise.errors import DeviceError
+from shardwise.errors import DeviceError, ShardwiseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,8 +121,12 @@ def new_tensors(
     return [part.view(shape).detach() for part, shape in zip(parts, shapes, strict=True)]
 
 
-def load_of(transfer: Transfer, members: Communicator) -> Load:
-    """Raises if what this rank passed does not fit the plan, or the plan not the group."""
+def load_of(transfers: Sequence[Transfer], number: int, members: Communicator) -> Load:
+    """Of one of the transfers.
+
+    Raises if what this rank passed does not fit the plan, or the plan not the group.
+    """
+    transfer = transfers[number]
     if type(transfer) is Transfer:
         plan, shards, out, dtype, device, _ = transfer
         if out is None and device is None:
@@ -124,7 +134,13 @@ def load_of(transfer: Transfer, members: Communicator) -> Load:
             if usual is not None:
                 return usual
     check_transfer(transfer, members.rank)
-    return _checked_load(transfer, members)
+    try:
+        return _checked_load(transfer, members, repr(transfer.name))
+    except ShardwiseError:
+        name = name_of(transfers, number)
+        if name == repr(transfer.name):
+            raise
+    return _checked_load(transfer, members, name)  # raises again, and says which it is
 
 
 def usual_load(
@@ -180,13 +196,13 @@ def is_usual_out(
     return all([stop <= first or last <= start for first, last in map(span, shards)])
 
 
-def _checked_load(transfer: Transfer, members: Communicator) -> Load:
+def _checked_load(transfer: Transfer, members: Communicator, name: str) -> Load:
     wire = members.wire_device
     known = rank_plan(transfer.plan, members)
-    dtype = check_arguments(transfer, known.shapes, members)
+    dtype = check_arguments(transfer, known.shapes, members, name)
     known.make_usual(dtype, wire)
     shards = [_plain(shard) for shard in transfer.shards]
-    device = None if transfer.out is not None else _device_of_outputs(transfer, members)
+    device = None if transfer.out is not None else _device_of_outputs(transfer, members, name)
     outputs = [tensor.detach() for tensor in transfer.out or ()]
     places = {tensor.device for tensor in (*shards, *outputs)}
     load = Load(known, shards, dtype, device, places <= {wire} and device in (None, wire))
@@ -194,14 +210,14 @@ def _checked_load(transfer: Transfer, members: Communicator) -> Load:
     return load
 
 
-def _device_of_outputs(transfer: Transfer, members: Communicator) -> torch.device:
+def _device_of_outputs(transfer: Transfer, members: Communicator, name: str) -> torch.device:
     if transfer.device is None:
         return transfer.shards[0].device if transfer.shards else members.wire_device
     try:
         return torch.empty(0, device=transfer.device).device  # with its number
     except (RuntimeError, TypeError, AssertionError) as error:  # whatever torch calls it
         raise DeviceError(
-            f"{transfer.name!r} device",
+            f"{name} device",
             rank=members.rank,
             expected="one that this process has",
             got=repr(transfer.device),

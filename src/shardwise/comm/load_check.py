@@ -54,14 +54,16 @@ def _no_transfer(what: str, expected: str, got: object, rank: int) -> ArgumentTy
     )
 
 
-def check_arguments(transfer: Transfer, shapes: LocalShapes, members: Communicator) -> torch.dtype:
+def check_arguments(
+    transfer: Transfer, shapes: LocalShapes, members: Communicator, name: str
+) -> torch.dtype:
     """The tensor's dtype; raises if what this rank passed does not fit the plan."""
-    name, out, rank = transfer.name, transfer.out, members.rank
-    _check_tensors(transfer.shards, shapes.source, members, f"{name!r} shards")
+    out, rank = transfer.out, members.rank
+    _check_tensors(transfer.shards, shapes.source, members, f"{name} shards")
     if out is not None:
-        _check_tensors(out, shapes.target, members, f"{name!r} out")
-        check_out(out, members, f"{name!r} out")
-    return _common_dtype(transfer, rank)
+        _check_tensors(out, shapes.target, members, f"{name} out")
+        check_out(out, members, f"{name} out")
+    return _common_dtype(transfer, rank, name)
 
 
 def check_out(tensors: Sequence[torch.Tensor], members: Communicator, what: str) -> None:
@@ -140,19 +142,19 @@ def _check_dense(tensors: Sequence[torch.Tensor], members: Communicator, what: s
             )
 
 
-def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
+def _common_dtype(transfer: Transfer, rank: int, name: str) -> torch.dtype:
     """The dtype of all that was given; raises if there is none, or it does not fit the plan."""
-    plan, name = transfer.plan, transfer.name
+    plan = transfer.plan
     dtypes = {tensor.dtype for tensor in (*transfer.shards, *(transfer.out or ()))}
     if transfer.dtype is not None:
         if not isinstance(transfer.dtype, torch.dtype):
             raise ArgumentTypeError(
-                f"{name!r} dtype", rank=rank, expected="a torch.dtype", got=repr(transfer.dtype)
+                f"{name} dtype", rank=rank, expected="a torch.dtype", got=repr(transfer.dtype)
             )
         dtypes.add(transfer.dtype)
     if len(dtypes) != 1:
         raise ArgumentTypeError(
-            f"{name!r} dtype",
+            f"{name} dtype",
             rank=rank,
             expected="one for all shards and out",
             got=sorted(map(str, dtypes)) or "no shards, no out and no dtype",
@@ -163,7 +165,7 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
     (dtype,) = dtypes
     if dtype.itemsize != plan.itemsize:
         raise LayoutError(
-            f"{name!r} dtype",
+            f"{name} dtype",
             rank=rank,
             expected=f"elements of {plan.itemsize} bytes, as the plan says",
             got=f"{dtype} of {dtype.itemsize}",
@@ -171,7 +173,7 @@ def _common_dtype(transfer: Transfer, rank: int) -> torch.dtype:
         )
     for op in (plan.source.pending, plan.target.pending):
         if op is not None:
-            check_reducible(dtype, op, what=repr(name))
+            check_reducible(dtype, op, what=name)
     return dtype
 
 
@@ -212,7 +214,7 @@ def check_apart(transfers: Sequence[Transfer], rank: int) -> None:
 def name_of(transfers: Sequence[Transfer], number: int) -> str:
     """The name of one of the transfers, and its place in the list if it shares the name."""
     name = transfers[number].name
-    is_only = sum(transfer.name == name for transfer in transfers) == 1
+    is_only = sum(getattr(one, "name", None) == name for one in transfers) == 1
     return repr(name) if is_only else f"{name!r} (transfers[{number}])"
 
 

@@ -41,7 +41,8 @@ class RankPlan:
 
     def __init__(self, plan: TransferPlan, members: Communicator) -> None:
         if not plan.rank_set <= members.ranks.members:
-            members.ranks.check_members(plan.ranks, what="the plan's layouts")
+            for end, layout in (("source", plan.source), ("target", plan.target)):
+                members.ranks.check_members(layout.ranks, what=f"the plan's {end}")
         self._rank = members.rank
         self._program: RankProgram | None = None
         # Known from the first `program()` on; none where a backend has collectives to prefer.
