@@ -80,7 +80,7 @@ def target_of(
             rank=rank,
             expected="a spec, a Layout or a ShardedTensor",
             got=type(to).__name__,
-            fix="E.g. shardwise.reshard(st, shardwise.chunk(1)).",
+            fix="E.g. shardwise.reshard(st, shardwise.chunk(1)); shardwise.parse_spec reads text.",
         )
     if found.layout.shape != shape:
         raise ArgumentValueError(
