@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.transfer.plans import plans
 
@@ -23,6 +23,8 @@ from shardwise.transfer.plan_cache import plan_reshard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shardwise.geometry import ReduceOp
 
 
 def _points(box: Box) -> Iterator[tuple[int, ...]]:
@@ -113,6 +115,88 @@ def test_a_sum_has_the_bytes_of_the_bound_in_the_design(plan: TransferPlan) -> N
         else:
             bound += len(terms) + len(wanted[point]) - (2 if ranks & wanted[point] else 1)
     assert plan.total_bytes == bound * plan.itemsize
+
+
+_Terms = dict[int, set[int]]  # term -> its ranks
+
+
+def _fewest_to_cover(held: dict[int, set[int]], *, within: set[int]) -> int:
+    """How few ranks hold all terms, one of `within` among them."""
+    terms = set.union(*held.values())
+    return next(
+        size
+        for size in range(1, len(held) + 1)
+        for ranks in itertools.combinations(held, size)
+        if within & set(ranks) and set.union(*(held[rank] for rank in ranks)) == terms
+    )
+
+
+def _fewest_to_one_term(addends: _Terms, wanted: set[int]) -> int:
+    """How often an element has to change ranks to be reduced and be on all ranks of `wanted`."""
+    held: dict[int, set[int]] = defaultdict(set)
+    for term, ranks in addends.items():
+        for rank in ranks:
+            held[rank].add(term)
+    if complete := {rank for rank in wanted if held.get(rank, set()) == addends.keys()}:
+        return len(wanted - complete)
+    counts = [_fewest_to_cover(held, within=set(held)) + len(wanted) - 1]
+    if able := wanted & held.keys():
+        counts.append(_fewest_to_cover(held, within=able) + len(wanted) - 2)
+    return min(counts)
+
+
+def _fewest(addends: _Terms, wanted: _Terms, *, may_part: bool) -> int:
+    """The same if the target is pending, too: all ways to deal out addends to its terms."""
+    ways = (
+        itertools.product(wanted, repeat=len(addends))
+        if may_part
+        else ((to,) * len(addends) for to in wanted)
+    )
+    return min(
+        sum(
+            _fewest_to_one_term(
+                {term: addends[term] for term, its in zip(addends, way, strict=True) if its == to},
+                wanted[to],
+            )
+            for to in set(way)
+        )
+        for way in ways
+    )
+
+
+def _one_element(terms: _Terms, pending: ReduceOp) -> Layout:
+    box = Box((0,), (1,))
+    entries = [Entry(box, rank, term) for term, ranks in terms.items() for rank in ranks]
+    return Layout.of((1,), entries, pending=pending)
+
+
+_terms_of = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=5)
+
+
+@given(
+    _terms_of,
+    st.lists(st.sets(st.integers(0, 4), min_size=1), max_size=3, min_size=1),
+    st.booleans(),
+)
+@example([{1, 3}, {1}], [{2, 3}, {0, 1}], True)  # [{0}, {3}] apart cost 3
+@example([{3}, {0}], [{1, 2}, {0, 1}], True)
+@example([{2, 3}, {4}, {2, 4}, {3}, {0}], [{1}, {2}, {0}], False)
+def test_sums_move_the_fewest_bytes_of_all_ways(
+    sources: list[set[int]], targets: list[set[int]], is_same: bool
+) -> None:
+    addends, wanted = dict(enumerate(sources)), dict(enumerate(targets))
+    target = _one_element(wanted, "sum" if is_same else "max")
+    plan = TransferPlan(_one_element(addends, "sum"), target, 1)
+    may_part = is_same and len(wanted) > 1 and len(addends) > 1
+    expected = _fewest(addends, wanted, may_part=may_part)
+    assert plan.total_bytes == plan.lower_bound == expected
+
+
+def test_addends_go_together_where_that_saves_the_spreading() -> None:
+    source = _one_element({0: {3}, 1: {0}}, "sum")
+    target = _one_element({0: {1, 2}, 1: {0, 1}}, "sum")
+    plan = plan_reshard(source, target, 1)
+    assert plan.total_bytes == plan.lower_bound == 2  # 3 if each took the term that is nearest
 
 
 @given(plans(), st.integers(0, 4))

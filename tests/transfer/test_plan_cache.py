@@ -127,7 +127,7 @@ def test_a_plan_counts_all_that_it_holds() -> None:
     gc.collect()
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.7 * taken < plan.nbytes < 1.3 * taken
+    assert 0.8 * taken < plan.nbytes < 1.6 * taken  # small objects are reused
 
 
 def test_a_cache_holds_the_memory_that_it_may_and_frees_what_it_drops() -> None:
@@ -146,9 +146,12 @@ def test_a_cache_holds_the_memory_that_it_may_and_frees_what_it_drops() -> None:
 
 def test_adding_a_plan_looks_at_few_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed = []
-    monkeypatch.setattr(
-        TransferPlan, "nbytes", property(lambda plan: weighed.append(plan.itemsize) or 100)
-    )
+
+    def weigh(plan: TransferPlan) -> int:
+        weighed.append(plan.itemsize)
+        return 100
+
+    monkeypatch.setattr(TransferPlan, "nbytes", property(weigh))
     rows = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
     cache = PlanCache(max_plans=50, max_bytes=1 << 20)
     for itemsize in range(1, 201):

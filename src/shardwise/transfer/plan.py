@@ -205,9 +205,10 @@ class TransferPlan:
     def lower_bound(self) -> int:
         """Bytes that have to change ranks, whatever the plan; found without it.
 
-        Copies: what a rank will hold and does not hold before. Sums: [Note: two steps] in
-        `reductions.py`; where few ranks hold many addends each, the number of ranks that must
-        contribute is found greedily.
+        Copies: what a rank will hold and does not hold before. Sums: the fewest of all ways to
+        reduce each region whole and spread it, [Note: two steps] in `reductions.py`. With very many
+        ways to choose who contributes, or to deal out addends to terms of a pending target, only
+        some are compared, and the plan and this bound may both be above the least.
         """
         regions, is_reduced = self.regions, self._is_reduced(self.regions)
         copied, reduced = regions[~is_reduced], regions[is_reduced]

@@ -9,14 +9,17 @@ ranks. A destination that holds every addend needs nothing from anybody. Two ran
 addend each and both want the sum send each other theirs: as many bytes, in one step.
 
 [Note: pending targets] If the target is pending too, the region's value may lie in any of the
-target's terms, and the others hold the identity of the operation. With the same operation every
-addend goes to the term that costs least (one that is on its own rank); with another one, or if
-there is one addend, all go to the one term that costs least. The lowest term wins a tie.
+target's terms, and the others hold the identity of the operation. With another operation, or if
+there is one addend, all go to the one term that costs least; the lowest wins a tie. With the same
+operation addends may part: each goes to the term that costs it least (one that is on its own rank),
+unless they move less in company, since addends that meet are spread once. If there are few ways to
+deal them out, all are tried; else that one and those with all addends in one term.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,6 +39,7 @@ __all__ = ["least_elements", "reductions"]
 
 Rows = dict[int, int]  # rank -> row of a layout
 _FEW = 16 << 10  # bytes of a region that is not cut: its messages cost more than what is in them
+_MOST_WAYS = 128  # to deal out addends, or to choose ranks that contribute, that are all tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +95,55 @@ def least_elements(source: Layout, target: Layout, regions: Regions) -> int:
 def _problems(source: Layout, target: Layout, regions: Regions) -> Sequence[tuple[Box, _Problem]]:
     """What has to be reduced where, region by region. [Note: pending targets]"""
     found = []
+    known: dict[object, dict[int, int]] = {}  # many regions are on the same ranks
     boxes = zip(regions.starts.tolist(), regions.stops.tolist(), strict=True)
     pairs = zip(regions.source_box.tolist(), regions.target_box.tolist(), strict=True)
     for (start, stop), (a, b) in zip(boxes, pairs, strict=True):
         box = Box._trusted(tuple(start), tuple(stop))
         addends, wanted = _entries_by_term(source, a), _entries_by_term(target, b)
         if len(wanted) > 1 and len(addends) > 1 and source.pending == target.pending:
+            key = tuple(
+                (t, tuple(rows)) for terms in (addends, wanted) for t, rows in terms.items()
+            )
+            if key not in known:
+                known[key] = _dealt_out(addends, wanted)
             chosen: dict[int, dict[int, Rows]] = defaultdict(dict)
             for term, holders in addends.items():
-                chosen[_cheapest(wanted, {term: holders})][term] = holders
+                chosen[known[key][term]][term] = holders
             found += [(box, _Problem(chosen[term], wanted[term])) for term in sorted(chosen)]
         else:
             found.append((box, _Problem(addends, wanted[_cheapest(wanted, addends)])))
     return found
+
+
+def _dealt_out(addends: Mapping[int, Rows], wanted: Mapping[int, Rows]) -> dict[int, int]:
+    """The target's term to which each addend goes. [Note: pending targets]"""
+    apart = {
+        term: min(wanted, key=lambda to: (len(wanted[to].keys() - holders.keys()), to))
+        for term, holders in addends.items()
+    }
+    costs: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def cost(way: Mapping[int, int]) -> int:
+        total = 0
+        for to in set(way.values()):
+            terms = tuple(term for term in addends if way[term] == to)
+            if (to, terms) not in costs:
+                part = {term: addends[term] for term in terms}
+                costs[to, terms] = _Problem(part, wanted[to]).least()
+            total += costs[to, terms]
+        return total
+
+    num_held = sum(map(len, addends.values()))
+    is_alone = num_held == len({rank for holders in addends.values() for rank in holders})
+    if cost(apart) == 0 or (is_alone and max(map(len, wanted.values())) == 1):
+        return apart  # nothing is sent together and nothing spread, so nothing can be shared
+    if len(wanted) ** len(addends) <= _MOST_WAYS:
+        choices = itertools.product(wanted, repeat=len(addends))
+        ways = [dict(zip(addends, choice, strict=True)) for choice in choices]
+    else:
+        ways = [dict.fromkeys(addends, to) for to in wanted]
+    return min([apart, *ways], key=cost)
 
 
 def _entries_by_term(layout: Layout, box: int) -> dict[int, Rows]:
@@ -130,25 +170,40 @@ def _cover(
     first: int | None = None,
     load: Mapping[int, int] | None = None,
 ) -> dict[int, list[int]]:
-    """Few ranks that hold all terms together, and the terms that each contributes.
+    """The fewest ranks that hold all terms together, and the terms that each contributes.
 
-    Each time the rank with the most terms that are still missing, `first` before all others; of
-    equals the one with the least `load`.
+    Found greedily: each time the rank with the most terms that are still missing, `first` before
+    all others; of equals the one with the least `load`. Then fewer are tried, if the ways to choose
+    them are not too many.
     """
-    chosen: dict[int, list[int]] = {}
+    ranks = sorted(held, key=lambda r: (load[r] if load else 0, r))
     missing = {term for terms in held.values() for term in terms}
     assert len(missing) == num_terms
+    chosen = [] if first is None else [first]
+    missing.difference_update(*(held[rank] for rank in chosen))
     while missing:
-        if first is not None and not chosen:
-            rank = first
-        else:
-            rank = min(
-                held,
-                key=lambda r: (-len(missing.intersection(held[r])), load[r] if load else 0, r),
-            )
-        chosen[rank] = [term for term in held[rank] if term in missing]
-        missing.difference_update(chosen[rank])
-    return chosen
+        chosen.append(min(ranks, key=lambda r: -len(missing.intersection(held[r]))))
+        missing.difference_update(held[chosen[-1]])
+    fixed = chosen[:1] if first is not None else []
+    most = max(map(len, held.values()))
+    for size in range(-(-num_terms // most), len(chosen)):
+        if math.comb(len(ranks), size - len(fixed)) > _MOST_WAYS:
+            break
+        for others in itertools.combinations(ranks, size - len(fixed)):
+            if len({term for rank in (*fixed, *others) for term in held[rank]}) == num_terms:
+                return _contributions(held, [*fixed, *others])
+    return _contributions(held, chosen)
+
+
+def _contributions(held: Mapping[int, Sequence[int]], ranks: Sequence[int]) -> dict[int, list[int]]:
+    """The terms that each of these contributes: those that none before it holds."""
+    found: dict[int, list[int]] = {}
+    taken: set[int] = set()
+    for rank in ranks:
+        if terms := [term for term in held[rank] if term not in taken]:
+            found[rank] = terms
+            taken.update(terms)
+    return found
 
 
 @dataclass(slots=True)
