@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.transfer.plans import plans
+from tests.transfer.plans import plans, small_sums_cut
 
 import shardwise
+from shardwise import transfer
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
 from shardwise.geometry import Box, Boxes, Entry, Layout
 from shardwise.transfer.moves import NO_GROUP
@@ -55,9 +56,16 @@ def test_plans_meet_the_lower_bound_with_addends_too(plan: TransferPlan) -> None
     assert plan.total_bytes == sum(map(plan.bytes_received, range(4)))
 
 
-@given(plans())
-def test_moves_give_every_target_element_the_full_value_once(plan: TransferPlan) -> None:
+@given(plans(), st.booleans())
+def test_moves_give_every_target_element_the_full_value_once(
+    plan: TransferPlan, is_cut: bool
+) -> None:
     """The moves carried out on sets of (element, term), with plain Python."""
+    if is_cut:
+        with small_sums_cut(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfer.reductions, "_LEAST_PART", 1)
+            assert plan.moves is plan.moves
+    assert plan.total_bytes == plan.lower_bound
     source, target, moves = plan.source, plan.target, plan.moves
     entries = list(target)
     got: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in entries]
@@ -291,6 +299,52 @@ def test_scalars_that_are_pending_take_turns_as_to_who_reduces() -> None:
     source = Layout.of((8,), entries, pending="sum")
     plan = plan_reshard(source, shardwise.replicate(ranks=range(4)).layout((8,)), 4)
     assert {plan.bytes_received(rank) for rank in range(4)} == {plan.total_bytes // 4}
+
+
+def _addends(shape: tuple[int, int], ranks_of_terms: list[list[int]]) -> Layout:
+    whole = Box.whole(shape)
+    entries = [Entry(whole, rank, t) for t, ranks in enumerate(ranks_of_terms) for rank in ranks]
+    return Layout.of(shape, entries, pending="sum")
+
+
+@pytest.mark.parametrize(
+    ("ranks_of_terms", "wanting", "sent"),
+    [
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [8], [1 / 4] * 8),
+        ([[0, 1], [2, 3]], [0], [0, 0, 1 / 2, 1 / 2]),
+        ([[0, 1], [2, 3, 4]], [5], [1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 3]),
+        ([[0, 1], [0, 1]], [2], [1 / 2, 1 / 2]),
+        ([[0, 1], [0, 1]], [0, 1, 2], [1 / 2, 1 / 2, 0]),
+        ([[0, 1], [0, 1]], [0, 1, 2, 3, 4], [3 / 2, 3 / 2, 0, 0, 0]),
+        ([[0, 1], [2, 3]], [0, 1, 2, 3], [1, 1, 1, 1]),
+    ],
+)
+def test_replicas_of_addends_share_the_sending(
+    ranks_of_terms: list[list[int]], wanting: list[int], sent: list[float]
+) -> None:
+    shape = (1200, 1024)
+    plan = plan_reshard(
+        _addends(shape, ranks_of_terms), shardwise.replicate(ranks=wanting).layout(shape), 4
+    )
+    nbytes = math.prod(shape) * 4
+    assert [plan.bytes_sent(rank) / nbytes for rank in range(len(sent))] == pytest.approx(sent)
+    assert plan.total_bytes == plan.lower_bound
+    terms = plan.source.terms
+    assert terms is not None
+    groups = np.unique(plan.moves.group[plan.moves.group != NO_GROUP])
+    assert len(groups)
+    for group in groups:
+        rows = plan.moves.source_row[plan.moves.group == group]
+        assert terms[rows].tolist() == list(range(len(ranks_of_terms)))
+
+
+def test_small_addends_and_fair_loads_are_not_cut() -> None:
+    small = _addends((16, 16), [[0, 1], [2, 3]])
+    assert plan_reshard(small, shardwise.on_rank(4).layout((16, 16)), 4).num_messages == 2
+    large = _addends((1024, 1024), [[0, 1], [2, 3]])
+    for wanting, num_messages in (([4], 4), ([4, 5], 4 + 2)):
+        target = shardwise.replicate(ranks=wanting).layout((1024, 1024))
+        assert plan_reshard(large, target, 4).num_messages == num_messages
 
 
 # -- the value -------------------------------------------------------------------------------

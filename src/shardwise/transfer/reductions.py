@@ -8,6 +8,10 @@ of them reduces it all, which takes as many bytes and far fewer messages, 6 inst
 ranks. A destination that holds every addend needs nothing from anybody. Two ranks that have an
 addend each and both want the sum send each other theirs: as many bytes, in one step.
 
+[Note: replicas] Of ranks that can contribute the same, or give the same result, the one that has
+the least to send so far does. If the largest sender is then far above the mean, large regions are
+cut and dealt out part by part.
+
 [Note: pending targets] If the target is pending too, the region's value may lie in any of the
 target's terms, and the others hold the identity of the operation. With another operation, or if
 there is one addend, all go to the one term that costs least; the lowest wins a tie. With the same
@@ -30,7 +34,7 @@ from shardwise.geometry import Box, flat_range_boxes
 from shardwise.transfer.moves import NO_GROUP, Moves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from shardwise.geometry import Layout
     from shardwise.transfer.regions import Regions
@@ -40,6 +44,9 @@ __all__ = ["least_elements", "reductions"]
 Rows = dict[int, int]  # rank -> row of a layout
 _FEW = 16 << 10  # bytes of a region that is not cut: its messages cost more than what is in them
 _MOST_WAYS = 128  # to deal out addends, or to choose ranks that contribute, that are all tried
+_LEAST_PART = 1 << 16  # bytes: a smaller part is not cut further among those who could send it
+_MOST_PARTS = 12  # unless there are more to share them
+_TOLERANCE = 1.25  # how far above the mean the largest sender may be before regions are cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,16 @@ class _Problem:
 
 
 def reductions(source: Layout, target: Layout, regions: Regions, itemsize: int) -> Moves:
-    """Moves that reduce the regions and spread the results. [Note: two steps]"""
-    writer = _Writer(source.ndim, _FEW // itemsize)
+    """Moves that reduce the regions and spread the results. [Note: two steps] [Note: replicas]"""
+    problems = _problems(source, target, regions)
     first = sum(source.shape)  # so that sums of several tensors do not all meet on the same rank
-    for turn, (box, problem) in enumerate(_problems(source, target, regions), start=first):
-        writer.solve(box, problem, turn=turn)
-    return writer.moves(source, target)
+    plain, split = (_Writer(source.ndim, itemsize, is_split) for is_split in (False, True))
+    for writer in (plain, split):
+        for turn, (box, problem) in enumerate(problems, start=first):
+            writer.solve(box, problem, turn=turn)
+        if not writer.is_uneven:
+            return writer.moves(source, target)
+    return min(plain, split, key=lambda writer: writer.most_sent).moves(source, target)
 
 
 def least_elements(source: Layout, target: Layout, regions: Regions) -> int:
@@ -208,13 +219,25 @@ def _contributions(held: Mapping[int, Sequence[int]], ranks: Sequence[int]) -> d
 
 @dataclass(slots=True)
 class _Writer:
-    """Collects moves region by region."""
+    """Collects moves region by region; `is_split` if large ones are cut among equal senders."""
 
     ndim: int
-    num_few: int  # elements that are not cut
+    itemsize: int
+    is_split: bool
     blocks: list[tuple[Box, list[list[int]]]] = field(default_factory=list)
     num_groups: int = 0
     load: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # elements sent
+    able: set[int] = field(default_factory=set)  # ranks that could send more or less of large parts
+
+    @property
+    def most_sent(self) -> int:
+        return max((self.load[rank] for rank in self.able), default=0)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether another choice of senders might be fairer."""
+        total = sum(self.load[rank] for rank in self.able)
+        return self.most_sent * len(self.able) > _TOLERANCE * total
 
     def solve(self, box: Box, problem: _Problem, *, turn: int) -> None:
         held, wanted = problem.held, problem.wanted
@@ -223,9 +246,13 @@ class _Writer:
         if complete:
             for rank in complete:
                 self._reduce(box, problem, {rank: held[rank]}, rank)
-            for rank in sorted(wanted.keys() - set(complete)):
-                giver = min(complete, key=lambda r: (self.load[r], r))
-                self._spread(box, wanted[giver], [wanted[rank]], giver)
+            others = sorted(wanted.keys() - set(complete))
+            shared = len(others) // len(complete) * len(complete)  # go round without being cut
+            for k, rank in enumerate(others):
+                cut = self._cut(box, complete, len(complete) if k >= shared else 1)
+                for part in cut:
+                    giver = min(complete, key=lambda r: (self.load[r], r))
+                    self._spread(part, wanted[giver], [wanted[rank]], giver)
             return
         reducers = sorted(rank for rank in wanted if rank in held)
         is_plain = problem.is_plain(held)
@@ -240,16 +267,30 @@ class _Writer:
         reducers = reducers or sorted(wanted)
         turn %= len(reducers)
         reducers = reducers[turn:] + reducers[:turn]  # so that small regions take turns
-        if box.volume <= self.num_few:
+        if box.volume * self.itemsize <= _FEW:
             del reducers[1:]
         plain = {rank: held[rank] for rank in sorted(held)} if is_plain else None
+        num_holders = {len(holders) for holders in problem.addends.values()}
+        evenly = math.lcm(*num_holders)  # so many parts every term's holders can share alike
+        evenly = evenly if evenly <= _MOST_PARTS else max(num_holders)
         for rank, parts in zip(reducers, _even_parts(box, len(reducers)), strict=True):
+            others = [row for r, row in wanted.items() if r != rank]
+            first = rank if rank in held else None
             for part in parts:
-                first = rank if rank in held else None
-                cover = plain or _cover(held, num_terms, first=first, load=self.load)
-                self._reduce(part, problem, cover, rank)
-                others = [row for r, row in wanted.items() if r != rank]
-                self._spread(part, wanted[rank], others, rank)
+                for piece in self._cut(part, () if plain else held.keys() - {rank}, evenly):
+                    cover = plain or _cover(held, num_terms, first=first, load=self.load)
+                    self._reduce(piece, problem, cover, rank)
+                    self._spread(piece, wanted[rank], others, rank)
+
+    def _cut(self, box: Box, able: Collection[int], num_parts: int) -> list[Box]:
+        """The box in parts that these ranks can share; whole if it is too small for that."""
+        num_parts = min(num_parts, box.volume * self.itemsize // _LEAST_PART)
+        if len(able) < 2 or num_parts < 2:
+            return [box]
+        self.able.update(able)
+        if not self.is_split:
+            return [box]
+        return [part for parts in _even_parts(box, num_parts) for part in parts]
 
     def _reduce(
         self, box: Box, problem: _Problem, cover: Mapping[int, Sequence[int]], reducer: int
