@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.geometry import Boxes, overlapping_pairs
+from shardwise.transfer.reductions import most_reduced
 
 if TYPE_CHECKING:
     from shardwise.transfer.plan import TransferPlan
@@ -16,15 +17,12 @@ __all__ = ["most_moves"]
 
 
 def most_moves(plan: TransferPlan, limit: int) -> int:
-    """At least the number of moves, up to a small factor, found without making any of them.
+    """About the number of moves or more, found without making any of them.
 
-    Counting stops soon after `limit`.
+    More by a factor only where a large region with replicas of addends has been cut less than it
+    might be. Counting stops soon after `limit`.
     """
     source, target = plan.source, plan.target
-    for layout in (source, target):  # a grid has room in every cell for the most owners of any
-        owners = np.diff(layout.box_rows)
-        if (padded := len(owners) * int(owners.max(initial=0))) > limit:
-            return padded
     if source.grid is not None and target.grid is not None:
         joint = zip(source.grid.cuts, target.grid.cuts, strict=True)
         regions = math.prod(len(np.union1d(*cuts)) - 1 for cuts in joint)
@@ -40,8 +38,6 @@ def most_moves(plan: TransferPlan, limit: int) -> int:
     if regions > limit:
         return regions
     meet = plan.regions
-    held = np.diff(source.box_rows)[meet.source_box]
-    wanted = np.diff(target.box_rows)[meet.target_box]
     if source.pending is None and target.pending is None:
-        return int(wanted.sum())
-    return int((wanted * (held + wanted)).sum())  # [Note: two steps] in `reductions.py`
+        return int(np.diff(target.box_rows)[meet.target_box].sum())
+    return int(most_reduced(source, target, meet, plan.itemsize).sum())

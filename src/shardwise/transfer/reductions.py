@@ -17,7 +17,7 @@ target's terms, and the others hold the identity of the operation. With another 
 there is one addend, all go to the one term that costs least; the lowest wins a tie. With the same
 operation addends may part: each goes to the term that costs it least (one that is on its own rank),
 unless they move less in company, since addends that meet are spread once. If there are few ways to
-deal them out, all are tried; else that one and those with all addends in one term.
+deal them out, all are tried; else that one and, if that is not long, those with all in one term.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from shardwise.geometry import Layout
+    from shardwise.geometry.box import Ints
     from shardwise.transfer.regions import Regions
 
-__all__ = ["least_elements", "reductions"]
+__all__ = ["least_elements", "most_reduced", "reductions"]
 
 Rows = dict[int, int]  # rank -> row of a layout
 _FEW = 16 << 10  # bytes of a region that is not cut: its messages cost more than what is in them
-_MOST_WAYS = 128  # to deal out addends, or to choose ranks that contribute, that are all tried
+_MOST_WAYS = 256  # to deal out addends, or to choose ranks that contribute, that are all tried
+_MOST_COMPARED = 1 << 16  # about the steps of comparing the ways with all addends in one term
 _LEAST_PART = 1 << 16  # bytes: a smaller part is not cut further among those who could send it
 _MOST_PARTS = 12  # unless there are more to share them
 _TOLERANCE = 1.25  # how far above the mean the largest sender may be before regions are cut
@@ -96,6 +98,19 @@ def reductions(source: Layout, target: Layout, regions: Regions, itemsize: int) 
         if not writer.is_uneven:
             return writer.moves(source, target)
     return min(plain, split, key=lambda writer: writer.most_sent).moves(source, target)
+
+
+def most_reduced(source: Layout, target: Layout, regions: Regions, itemsize: int) -> Ints:
+    """Moves for each region as a reduction, about that many or fewer. [Note: two steps]"""
+    held = np.diff(source.box_rows)[regions.source_box]
+    wanted = np.diff(target.box_rows)[regions.target_box]
+    nbytes = regions.volumes * itemsize
+    # In how many parts: one a reducer, or more that replicas of addends share.
+    has_replicas = held > source.num_terms[regions.source_box]
+    more = np.minimum(nbytes // _LEAST_PART, wanted * np.maximum(held, _MOST_PARTS))
+    parts = np.where(nbytes > _FEW, wanted + np.where(has_replicas, more, 0), 1)
+    most: Ints = parts * (held + wanted)
+    return most
 
 
 def least_elements(source: Layout, target: Layout, regions: Regions) -> int:
@@ -152,8 +167,10 @@ def _dealt_out(addends: Mapping[int, Rows], wanted: Mapping[int, Rows]) -> dict[
     if len(wanted) ** len(addends) <= _MOST_WAYS:
         choices = itertools.product(wanted, repeat=len(addends))
         ways = [dict(zip(addends, choice, strict=True)) for choice in choices]
-    else:
+    elif len(wanted) * num_held**2 <= _MOST_COMPARED:
         ways = [dict.fromkeys(addends, to) for to in wanted]
+    else:
+        ways = []
     return min([apart, *ways], key=cost)
 
 
