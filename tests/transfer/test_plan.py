@@ -367,6 +367,12 @@ def test_layouts_of_two_shapes_have_no_plan() -> None:
         plan_reshard(source, target, 4)
 
 
+def test_more_bytes_than_can_be_counted_are_refused() -> None:
+    layout = shardwise.replicate(ranks=[0, 1]).layout((2**59,))
+    with pytest.raises(PlanError, match=r"2\*\*63 bytes on all ranks .* Check the shape: no ranks"):
+        TransferPlan(layout, layout, 8)
+
+
 def test_a_spec_in_place_of_a_layout_gets_a_hint() -> None:
     layout = shardwise.replicate(ranks=[0]).layout((4,))
     with pytest.raises(ArgumentTypeError, match=r"target of a plan: .*Call spec.layout\(shape\)"):

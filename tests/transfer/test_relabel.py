@@ -231,7 +231,7 @@ def test_wrong_arguments_are_refused(
 def test_a_layout_with_other_ranks_is_not_relabelled() -> None:
     found = relabel([(LAYOUT, LAYOUT, 1)])
     other = shardwise.chunk(0, ranks=[0, 5, 6]).layout((8,))
-    with pytest.raises(PlanError, match=r"got rank 5 and 1 others. Pass every target to relabel"):
+    with pytest.raises(PlanError, match=r"got ranks 5, 6\. Pass every target to relabel"):
         found.apply(other)
     with pytest.raises(ArgumentTypeError, match=r"layout: expected a Layout, got int. Call spec.l"):
         found.apply(3)  # type: ignore[arg-type]  # wrong on purpose

@@ -84,6 +84,7 @@ class TransferPlan:
                 "tensor",
                 expected="fewer than 2**63 bytes on all ranks together",
                 got=f"{source.shape} with {itemsize} bytes an element, up to {most} bytes",
+                fix="Check the shape: no ranks have memory for so many.",
             )
         self._set(source=source, target=target, itemsize=itemsize)
 

@@ -28,7 +28,7 @@ from shardwise.geometry import Layout, check_layout
 from shardwise.transfer.moves import ragged
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.units import format_bytes
-from shardwise.words import plural
+from shardwise.words import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class Relabelling:
             raise PlanError(
                 "ranks of a layout to relabel",
                 expected="ranks of the targets that the relabelling was made for",
-                got=f"rank {unknown[0]}" + (f" and {len(unknown) - 1} others" * (len(unknown) > 1)),
+                got=ranks_text(unknown.tolist()),
                 fix="Pass every target to relabel().",
             )
         owners = np.array(self.ranks, np.int64)[np.searchsorted(labels, layout.owners)]
