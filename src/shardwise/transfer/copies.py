@@ -131,15 +131,22 @@ class _Load:
         """The row that sends each job: the holder with the least so far, large jobs first."""
         load = self.fixed.tolist()
         slot = self.slot.tolist()
-        sender = np.empty(len(jobs.nbytes), np.int64)
-        order = np.argsort(-jobs.nbytes, kind="stable").tolist()
-        first, count, nbytes = jobs.first.tolist(), jobs.count.tolist(), jobs.nbytes.tolist()
-        for job in order:
-            rows = range(first[job], first[job] + count[job])
-            row = min(rows, key=lambda row: load[slot[row]])
-            load[slot[row]] += nbytes[job]
-            sender[job] = row
-        return sender
+        order = np.argsort(-jobs.nbytes, kind="stable")
+        columns = (jobs.first[order], jobs.first[order] + jobs.count[order], jobs.nbytes[order])
+        sender = []
+        least = load.__getitem__
+        for first, last, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+            row = first
+            if last - first == 2:  # most often, and quicker so
+                row += load[slot[first + 1]] < load[slot[first]]
+            else:
+                slots = slot[first:last]
+                row += slots.index(min(slots, key=least))
+            load[slot[row]] += nbytes
+            sender.append(row)
+        found = np.empty(len(order), np.int64)
+        found[order] = sender
+        return found
 
     def parts_wanted(
         self, jobs: _Jobs, moves: Moves, open_rows: Ints, sender: Ints, itemsize: int
