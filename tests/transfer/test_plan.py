@@ -395,3 +395,16 @@ def test_equal_layouts_move_nothing() -> None:
     plan = plan_reshard(layout, layout, 4)
     assert plan.total_bytes == plan.lower_bound == 0
     assert plan.messages(0) == ()
+
+
+def test_addends_and_terms_of_a_pending_target_are_told_apart_from_region_to_region() -> None:
+    """Of one region two addends go to three terms, of the other three of the same to two."""
+    first, second = Box((0,), (1,)), Box((1,), (2,))
+    entries = [(first, 0), (first, 1), (second, 0), (second, 1), (second, 2)]
+    wanted = [(first, 2), (first, 3), (first, 4), (second, 3), (second, 4)]
+    source, target = (
+        Layout.of((2,), [Entry(box, rank, rank) for box, rank in listed], pending="sum")
+        for listed in (entries, wanted)
+    )
+    plan = TransferPlan(source, target, 4)
+    assert plan.total_bytes == plan.lower_bound == 4 * (2 + 3)

@@ -129,7 +129,7 @@ def _problems(source: Layout, target: Layout, regions: Regions) -> Sequence[tupl
         addends, wanted = _entries_by_term(source, a), _entries_by_term(target, b)
         if len(wanted) > 1 and len(addends) > 1 and source.pending == target.pending:
             key = tuple(
-                (t, tuple(rows)) for terms in (addends, wanted) for t, rows in terms.items()
+                tuple((term, *rows) for term, rows in terms.items()) for terms in (addends, wanted)
             )
             if key not in known:
                 known[key] = _dealt_out(addends, wanted)
