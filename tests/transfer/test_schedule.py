@@ -6,13 +6,14 @@ import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise
 from shardwise.errors import ArgumentTypeError, ArgumentValueError, PlanError
-from shardwise.geometry import Box
+from shardwise.geometry import Box, Entry, Layout
 from shardwise.testing.strategies import layouts, shapes
 from shardwise.transfer import Moves, Schedule, TransferPlan, make_schedule, plan_reshard
 from shardwise.transfer.moves import NO_GROUP
@@ -200,6 +201,115 @@ def test_a_cap_that_nothing_fits_under_is_refused(
     )
     with pytest.raises(kind, match=message):
         plan.schedule(max_bytes)
+
+
+def _least_rounds(schedule: Schedule, cap: int) -> int:
+    """Rounds in which the busiest rank of each step is busy from the first to the last."""
+    steps: dict[int, Counter[int]] = defaultdict(Counter)
+    for moves, used in zip(schedule.rounds, _traffic(schedule), strict=True):
+        steps[max(int(part.step.max(initial=0)) for part in moves)].update(used)
+    return sum(-(-max(used.values(), default=0) // cap) for used in steps.values())
+
+
+def _num_receivers(schedule: Schedule) -> list[int]:
+    """Ranks to which addends go, for each round of step 0."""
+    first_step = [moves for moves in schedule.rounds if not any(p.step.any() for p in moves)]
+    parts = [[part[part.is_wire].dst.tolist() for part in moves] for moves in first_step]
+    return [len(set(itertools.chain(*ranks))) for ranks in parts]
+
+
+@pytest.mark.parametrize(("num_ranks", "cap"), [(4, 1 << 12), (8, 1 << 12), (8, 5000), (16, 9999)])
+@pytest.mark.parametrize("target", ["chunk(0)", "replicate()"])
+def test_everybody_receives_in_nearly_every_round_of_a_sum(
+    target: str, num_ranks: int, cap: int
+) -> None:
+    shape = (1 << 16,)
+    source, wanted = (
+        shardwise.parse_spec(text, ranks=range(num_ranks)).layout(shape)
+        for text in ("partial()", target)
+    )
+    schedule = TransferPlan(source, wanted, 4).schedule(cap)
+    assert len(schedule.rounds) <= 1.5 * _least_rounds(schedule, cap)
+    found = _num_receivers(schedule)
+    assert found.count(num_ranks) >= 0.9 * len(found)
+    assert max(schedule.staging_bytes(rank) for rank in range(num_ranks)) <= cap
+
+
+def test_a_large_sum_keeps_everybody_busy_without_a_cap() -> None:
+    shape = (1 << 26,)  # 256 MiB
+    source, target = (
+        shardwise.parse_spec(text, ranks=range(4)).layout(shape)
+        for text in ("partial()", "chunk(0)")
+    )
+    plan = TransferPlan(source, target, 4)
+    assert _num_receivers(plan.schedule()) == [4] * 8
+    assert plan.peak_bytes(0) == (64 + 24) << 20
+
+
+@given(st.lists(st.integers(0, 40), min_size=4, max_size=4), st.integers(1, 4), st.integers(0, 99))
+def test_uneven_sums_beside_copies_take_few_more_rounds_than_the_least(
+    sizes: list[int], num_copies: int, extra: int
+) -> None:
+    """Two rounds for every one at most, and those that a few leftovers take."""
+    shape, cap = (sum(sizes), 8), 200 + extra
+    rows = shardwise.chunk(0, sizes=sizes, ranks=range(4)).layout(shape)
+    added = TransferPlan(shardwise.partial(ranks=range(4)).layout(shape), rows, 4)
+    turned = TransferPlan(shardwise.chunk(1, ranks=range(4)).layout(shape), rows, 2)
+    schedule = make_schedule([added, *[turned] * num_copies], cap)
+    assert len(schedule.rounds) <= 2 * _least_rounds(schedule, cap) + 3
+
+
+def test_the_cap_that_an_error_names_is_enough() -> None:
+    """Also if the second step needs more than the first."""
+    whole = Box.whole((3,))
+    halves = Layout.of((3,), [Entry(whole, 0, 0), Entry(whole, 0, 1)], pending="sum")
+    one, other = (shardwise.on_rank(rank).layout((1,)) for rank in (3, 2))
+    plans = [
+        TransferPlan(one, other, 2),
+        TransferPlan(halves, shardwise.replicate(ranks=[0, 2]).layout((3,)), 8),
+    ]
+    for cap in (1, 2, 7):
+        with pytest.raises(PlanError, match=f"expected at least 8, .* got {cap}"):
+            make_schedule(plans, cap)
+    assert len(make_schedule(plans, 8).rounds) == 4
+
+
+def test_ranks_may_be_any_that_a_layout_may_have() -> None:
+    shape, most = (8, 8), 2**63 - 1
+    rows, columns = (shardwise.chunk(dim, ranks=[0, most]).layout(shape) for dim in (0, 1))
+    plan = TransferPlan(rows, columns, 4)
+    assert plan.peak_bytes(most) == plan.peak_bytes(0)
+    assert len(plan.schedule(max_bytes=64).rounds) == 2
+    ends = [0, 2**32, 2**32 - 1]  # their pairs must not be taken for one another's
+    source = shardwise.chunk(0, ranks=ends[:2]).layout((16,))
+    target = shardwise.on_rank(ends[2]).layout((16,))
+    plan = TransferPlan(source, target, 4)
+    assert [plan.peak_bytes(rank) for rank in ends] == [0, 0, 64]
+
+
+@pytest.mark.parametrize("name", ["program", "staging_bytes"])
+def test_a_schedule_is_asked_about_ranks(name: str) -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((4, 4)) for dim in (0, 1))
+    schedule = plan_reshard(rows, columns, 4).schedule()
+    asked = getattr(schedule, name)
+    assert asked(np.int64(1)) == asked(1)
+    with pytest.raises(ArgumentValueError, match="rank: expected a whole number >= 0, got -1"):
+        asked(-1)
+    for wrong in ("x", True, [0], None, 0.0):
+        with pytest.raises(ArgumentTypeError, match="rank: expected a whole number"):
+            asked(wrong)
+
+
+def test_a_schedule_is_made_of_plans() -> None:
+    layout = shardwise.on_rank(0).layout((4,))
+    plan = TransferPlan(layout, layout, 4)
+    for wrong in ([1, 2], [plan, layout], ["x"], [plan, None]):
+        with pytest.raises(ArgumentTypeError, match=r"plans of a schedule: expected TransferPlans"):
+            make_schedule(wrong)  # type: ignore[arg-type]  # as an untyped caller may
+    for single in (plan, None, 3):
+        with pytest.raises(ArgumentTypeError, match="expected a list of TransferPlans"):
+            make_schedule(single)  # type: ignore[arg-type]  # as an untyped caller may
+    assert len(make_schedule(iter([plan, plan])).plans) == 2  # type: ignore[arg-type]  # no list
 
 
 def test_elements_of_any_size_share_an_exchange_and_are_aligned() -> None:
