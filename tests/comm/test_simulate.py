@@ -8,9 +8,16 @@ import pytest
 import torch
 
 import shardwise
-from shardwise.comm import communicator, should_check
+from shardwise.comm import communicator, execute, should_check
 from shardwise.comm.simulate import SimulatedCommunicator, simulate
-from shardwise.errors import AbsentRanksError, ArgumentValueError, DeviceError, RankFailure
+from shardwise.errors import (
+    AbsentRanksError,
+    AgreementError,
+    ArgumentValueError,
+    DeviceError,
+    RankFailure,
+)
+from shardwise.transfer import plan_reshard
 
 
 def _world() -> SimulatedCommunicator:
@@ -217,5 +224,27 @@ def test_ranks_that_move_different_things_are_told_and_mix_no_data() -> None:
         turned = shardwise.chunk(1, ranks=[2, 0, 1])
         shardwise.reshard(x, shardwise.chunk(1) if rank else turned)
 
-    with pytest.raises(RankFailure, match=r"AgreementError: .* ranks do not move the same: rank 0"):
+    words = (
+        r"AgreementError: .* rank 0: Layout: .* to Layout: \[0:8, 0:2\] on 2, .* in torch.float32; "
+        r"rank \d: Layout: .* to Layout: \[0:8, 0:2\] on 0, "
+    )
+    with pytest.raises(RankFailure, match=words):
         simulate(move, 3)
+
+
+def test_a_message_of_another_exchange_is_waited_for_once() -> None:
+    """Those who were told of it may move on with others."""
+    rows, columns, all_of_it, here, there = (
+        shardwise.parse_spec(text, ranks=range(2)).layout((8, 6))
+        for text in ("chunk(0)", "chunk(1)", "replicate()", "on_rank(0)", "on_rank(2)")
+    )
+    plans = [plan_reshard(rows, to, 4) for to in (columns, all_of_it)]
+    later = plan_reshard(here, there, 4)
+
+    def move(rank: int) -> int:
+        if rank < 2:
+            with pytest.raises(AgreementError, match="ranks do not move the same"):
+                execute(plans[rank], [torch.ones(4, 6)])
+        return len(execute(later, [torch.ones(8, 6)] * (rank == 0), dtype=torch.float32))
+
+    assert simulate(move, 3).results == [0, 0, 1]

@@ -113,10 +113,18 @@ def _printed_in_groups(rank: int, groups: list[list[int]]) -> str:
         ([], {0: "rank 0: nothing was sent"}),
         ([[1, 2]], {0: "rank 0: nothing was sent", 1: "rank 1 sent and received:"}),
         ([[0, 1], [2, 3]], {0: "rank 0 sent and received:", 2: "rank 2 sent and received:"}),
-        ([[1, 2, 3], [2, 3]], {0: "rank 0: nothing was sent", 1: "rank 1 sent and received:"}),
+        (
+            [[1, 2, 3], [2, 3]],
+            {
+                0: "rank 0: nothing was sent",
+                1: "rank 1 sent and received:",
+                2: "rank 2 sent and received:",
+            },
+        ),
+        ([[0, 1], [1, 3]], {0: "rank 0 sent and received:", 1: "rank 1 sent and received:"}),
     ],
 )
-def test_the_lowest_rank_that_communicated_prints(
+def test_the_lowest_rank_of_each_group_prints(
     groups: list[list[int]], printed: dict[int, str]
 ) -> None:
     lines = shardwise.run_local(_printed_in_groups, 4, groups)

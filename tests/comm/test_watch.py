@@ -253,7 +253,7 @@ def _one_rank_is_elsewhere(rank: int, how: str) -> str:
 def test_ranks_in_different_exchanges_are_told_so_and_mix_no_data(how: str) -> None:
     results = shardwise.run_local(_one_rank_is_elsewhere, 3, how)
     for rank, text in enumerate(results):
-        start = rf"AgreementError: \[rank {rank}\] ranks do not move the same: rank \d: Layout\("
+        start = rf"AgreementError: \[rank {rank}\] ranks do not move the same: rank \d: Layout"
         assert re.match(start, text)
         assert "cannot be used any more" in text
     if how in ("another dtype", "another cap"):
@@ -273,9 +273,7 @@ def test_ranks_that_wait_in_vain_by_way_of_others_are_told_so_too() -> None:
     """In a round of a capped exchange a rank may wait for one that waits for another."""
     for _ in range(4):  # who waits for whom, and who sees it first, is not always the same
         for rank, text in enumerate(shardwise.run_local(_one_rank_has_another_cap, 4, 8)):
-            start = (
-                rf"AgreementError: \[rank {rank}\] ranks do not move the same: rank \d: Layout\("
-            )
+            start = rf"AgreementError: \[rank {rank}\] ranks do not move the same: rank \d: Layout"
             assert re.match(start, text)
             assert "max_bytes=8" in text
             assert "max_bytes=16" in text
@@ -299,18 +297,19 @@ def test_messages_are_compared_by_their_number_on_a_link(ranks: Ranks) -> None:
         second.sent[0].add(mark)
         second.received[0].add(mark)
     second._write_down()
-    assert first._why() is None
+    assert first._found() is None
     for mark in (*marks[:70], *marks[71:101]):  # one call less than the first
         third.received[0].add(mark)
     third._write_down()
-    why = f"ranks do not move the same: rank 0: {marks[70]}; rank 2: {marks[71]}"
-    assert first._why() == why
-    assert second._why() is None
+    here, there = (mark.words.short for mark in marks[70:72])
+    why = f"ranks do not move the same: rank 0: {here}; rank 2: {there}"
+    assert first._found() == why
+    assert second._found() is None
     for mark in marks[100:]:
         first.sent[2].add(mark)
-    assert first._why() is None  # nothing is known of messages that long ago
+    assert first._found() is None  # nothing is known of messages that long ago
     first._write_down()
-    assert third._why() is None
+    assert third._found() is None
 
 
 def test_what_is_written_down_stays_as_long_as_nothing_is_added(ranks: Ranks) -> None:
@@ -323,7 +322,7 @@ def test_what_is_written_down_stays_as_long_as_nothing_is_added(ranks: Ranks) ->
         one.sent[1].add(mark)
         one._write_down()
         one._write_down()
-        assert written == ["three/messages with 1/0"] * count
+        assert written == ["some/messages with 1/0"] * count
 
 
 def _notes_of_two_groups(rank: int) -> list[str]:
@@ -622,17 +621,17 @@ class Group:
 
 
 class Ranks:
-    """Three of them, which look when they are told to, and wait since a given time."""
+    """Three or more, which look when they are told to, and wait since a given time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 3) -> None:
         self.now = 0.0
         monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(watch, "group_store", lambda group: group.store)
         monkeypatch.setattr(watch, "_watch_over", lambda watch: None)
-        store, members = HashStore(), GroupRanks((0, 1, 2))
+        store, members = HashStore(), GroupRanks(tuple(range(num_ranks)))
         self.groups: list[Any] = [Group(store) for _ in members]
         self.watches = [
-            watch.Watch(self.groups[rank], members, rank, name="three") for rank in members
+            watch.Watch(self.groups[rank], members, rank, name="some") for rank in members
         ]
 
     def wait(self, rank: int) -> None:
@@ -665,6 +664,21 @@ def test_those_who_never_come_are_not_waited_for(ranks: Ranks) -> None:
     ranks.wait(0)
     assert ranks.closed(1.9 * watch._PATIENCE) == []
     assert ranks.closed(2.0 * watch._PATIENCE) == [0]
+
+
+def test_those_who_know_of_a_failure_from_each_other_see_that_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, 4)
+    ranks.watches[3].tell(ValueError("rows"))
+    for rank in (0, 1):
+        ranks.wait(rank)
+    assert ranks.closed(1.2 * watch._PATIENCE) == []  # rank 2 has not come
+    ranks.watches[3].comes()
+    assert ranks.closed(1.5 * watch._PATIENCE) == []
+    assert ranks.closed(4.0 * watch._PATIENCE) == []
+    ranks.watches[3].tell(ValueError("columns"))
+    assert ranks.closed(5.0 * watch._PATIENCE) == [0, 1]
 
 
 def test_a_wait_that_ended_well_is_forgotten(ranks: Ranks) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise._torch_compat import foreach_copy
+from shardwise.arguments import whole_number
 from shardwise.comm.agreement import agree
 from shardwise.comm.alike import sort_out
 from shardwise.comm.aside import Aside
@@ -141,6 +142,8 @@ def start_all(
     work = _Work([])
     try:
         check_list(transfers, members.rank)
+        if max_bytes is not None:
+            max_bytes = whole_number(max_bytes, "max_bytes", least=1)
         work = _divide(transfers, max_bytes, members)
         if any([transfer.out is not None for transfer in transfers]):
             check_apart(transfers, members.rank)
@@ -150,7 +153,7 @@ def start_all(
         agree_on_moves(transfers, max_bytes, members, problem=problem)
     recording = _recording(transfers, members) if is_watched() else None
     moved = [(load.plan, load.dtype) for _, lot in work.exchanges for load in lot]
-    mark = mark_of(moved, max_bytes) if moved else None
+    mark = mark_of(moved, max_bytes, num_tensors=len(transfers)) if moved else None
     aside = Aside(is_large=len(work.exchanges) >= _MANY)
     left = Left(sum([len(program.rounds) for program, _ in work.exchanges]), mark)
     try:

@@ -12,6 +12,9 @@ import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.comm.fingerprint import detailed
+from shardwise.words import plural, shortened
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Mark", "difference", "mark_of"]
+__all__ = ["Mark", "Words", "difference", "mark_of"]
 
 _FIRST_TAG = _NUM_TAGS = 1 << 28  # apart from those of early messages, which begin at 1 << 30
+_LONGEST = 400  # characters of a layout's boxes
+_NO_EXCHANGE = "messages of no exchange"
 
 
 class Mark(NamedTuple):
@@ -35,28 +40,50 @@ class Mark(NamedTuple):
     dtype: torch.dtype
     max_bytes: int | None
 
-    def __str__(self) -> str:
-        others = f" and {self.num_tensors - 1} more tensors" if self.num_tensors > 1 else ""
+    @property
+    def words(self) -> Words:
+        """What is moved, for an error message."""
+        others = ""
+        if self.num_tensors > 1:
+            others = f" and {plural(self.num_tensors - 1, 'more tensor')}"
         cap = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
-        return f"{self.source} to {self.target} in {self.dtype}{others}{cap}"
+        sides = self.source, self.target
+        boxes = [shortened(detailed(side), most=_LONGEST) for side in sides]
+        return Words(
+            f"{self.source} to {self.target} in {self.dtype}{others}{cap}",
+            f"{boxes[0]} to {boxes[1]} in {self.dtype}{others}{cap}",
+        )
 
 
-def difference(rank: int, mark: object, other: int, their_mark: object) -> str:
-    """Of ranks that do not move the same: what each moves, by marks or their texts."""
-    words, their_words = (str(one or "messages of no exchange") for one in (mark, their_mark))
-    if words == their_words:
-        their_words = "the same, but with other boxes or owners"
-    return f"ranks do not move the same: rank {rank}: {words}; rank {other}: {their_words}"
+class Words(NamedTuple):
+    """What an exchange moves, in words."""
+
+    short: str
+    long: str  # of exchanges whose short ones are alike: with the boxes of the first tensor
+
+
+def difference(rank: int, words: Words | None, other: int, their_words: Words | None) -> str:
+    """Of ranks that do not move the same: what each moves; None for messages of no exchange."""
+    nothing = Words(_NO_EXCHANGE, _NO_EXCHANGE)
+    (here, here_in_full), (there, there_in_full) = words or nothing, their_words or nothing
+    if here == there:
+        here, there = here_in_full, there_in_full
+    if here == there:
+        there = "the same as far as it is shown here, but not all boxes, owners, or other tensors"
+    return f"ranks do not move the same: rank {rank}: {here}; rank {other}: {there}"
 
 
 def mark_of(
-    moved: Sequence[tuple[TransferPlan, torch.dtype]], max_bytes: int | None = None
+    moved: Sequence[tuple[TransferPlan, torch.dtype]],
+    max_bytes: int | None = None,
+    *,
+    num_tensors: int = 1,
 ) -> Mark:
-    """The mark of the exchange of some tensors."""
+    """The mark of the exchange of some tensors, of which several may be moved as one."""
     # Of whole numbers, Python's hash is the same everywhere.
     value = hash((max_bytes or 0, *[(plan.mark, _mark_of_dtype(dtype)) for plan, dtype in moved]))
     (plan, dtype), tag = moved[0], _FIRST_TAG + value % _NUM_TAGS
-    return Mark(tag, len(moved), plan.source, plan.target, dtype, max_bytes)
+    return Mark(tag, num_tensors, plan.source, plan.target, dtype, max_bytes)
 
 
 @lru_cache(maxsize=64)

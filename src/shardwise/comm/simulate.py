@@ -21,7 +21,7 @@ import torch.distributed as dist
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Communicator, Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
-from shardwise.comm.marks import difference
+from shardwise.comm.marks import Words, difference
 from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
 from shardwise.errors import (
@@ -394,9 +394,10 @@ class _SimulatedFlight:
         box = self._world.mail[link]
         self._world.wait(link, f"a message from rank {peer}", lambda: number in box)
         message, mark = box.pop(number)
+        self._has_landed[index] = True  # also if it is not what was waited for
         if getattr(mark, "tag", None) != getattr(self._mark, "tag", None):
             raise AgreementError(
-                difference(self._rank, self._mark, peer, mark),
+                difference(self._rank, _words_of(self._mark), peer, _words_of(mark)),
                 rank=self._rank,
                 fix="Every rank of the group must make the same calls in the same order.",
             )
@@ -406,8 +407,11 @@ class _SimulatedFlight:
                 f"which sent {message.nbytes}"
             )
         as_bytes(buffer).copy_(message)
-        self._has_landed[index] = True
 
     def finish(self) -> None:
         for index in range(len(self._receives)):
             self.land(index)
+
+
+def _words_of(mark: Mark | None) -> Words | None:
+    return None if mark is None else mark.words

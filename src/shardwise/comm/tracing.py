@@ -75,9 +75,9 @@ class Trace:
 
     @property
     def _is_first(self) -> bool:
-        """Whether no lower rank took part in what this rank saw; of nothing, rank 0 tells."""
-        seen = {rank for event in self.events for rank in event.ranks}
-        return (self.rank or 0) == min(seen, default=0)
+        """Whether it is the lowest rank of a group that it saw; of nothing, rank 0 tells."""
+        rank = self.rank or 0
+        return any(rank == min(event.ranks) for event in self.events) or not (self.events or rank)
 
     @property
     def total_bytes(self) -> int:

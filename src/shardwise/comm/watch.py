@@ -10,7 +10,9 @@ as it was.
 
 A rank that waits so long also writes down what it has sent last, and what it waits for, and looks
 whether another that waits too has something else in the same place ([Note: marks] in `marks.py`):
-then both wait in vain. So does who waits for one of them, who finds what they have written.
+then both wait in vain. What they find is the end of the group, so they write it down, too, for all
+others that wait so long: by way of others they may wait for one of the two. Only what a rank has
+found itself is believed, since two that have it from each other would never find that it is over.
 
 It closes them once every other rank has raised or waits in vain too, or has not come for as long
 again: a message that a rank sends at the moment in which the other end closes is lost in gloo, and
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise._torch_compat import group_store
-from shardwise.comm.marks import difference
+from shardwise.comm.marks import Words, difference
 from shardwise.errors import AgreementError
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ _LONGEST = 2000  # characters of a notice
 _FAILED, _LOST = "failed", "lost"
 _FAILED_TEXT = "another rank failed, for which this one waited"
 _LOST_TEXT = "another rank, for which this one waited, lost a connection"
+_FOUND, _HEARD = "found", "heard"  # how a rank knows that it waits in vain
 _REMEMBERED = 32  # messages of a rank to another
 
 
@@ -145,7 +148,7 @@ class Watch:
         """A connection broke: raises what another rank has told, if it was because of that."""
         self._is_broken = True
         end = time.monotonic() + _NOTICE_PATIENCE
-        while (why := self._why()) is None and time.monotonic() < end:
+        while (why := self._found() or self._heard()) is None and time.monotonic() < end:
             time.sleep(_NOTICE_PATIENCE / 20)
         # What this rank lost by itself tells more than that others have lost something, too.
         if why is not None and (self._is_in_vain or not why.startswith(_LOST_TEXT)):
@@ -162,13 +165,19 @@ class Watch:
         with self._lock:
             since = self._waits_since
             waited = 0.0 if since is None else time.monotonic() - since
-            if waited >= _PATIENCE:
-                self._write_down()
-            if waited >= _PATIENCE and (why := self._why()) is not None:
+            if waited < _PATIENCE:
+                return
+            self._write_down()
+            found = self._found()
+            why = found or self._heard()
+            if why is not None:
                 self._is_in_vain = True
-                self._write("waits", why[:_LONGEST])
+                self._write("waits", f"{_FOUND if found else _HEARD} {why[:_LONGEST]}")
                 if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
                     self.close()
+            elif self._is_in_vain:  # a notice was taken back
+                self._is_in_vain = False
+                self._write("waits", "")
 
     def give_up(self, problem: BaseException) -> None:
         """Ends the waits of all for this rank, and says why."""
@@ -185,20 +194,18 @@ class Watch:
                         never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), tag)
                         never.wait(timedelta(milliseconds=1))
 
-    def _why(self) -> str | None:
+    def _found(self) -> str | None:
         """Why this rank waits in vain, if it does."""
         notices = sorted(filter(None, map(self._notice_of, self._ranks)))
         if notices:  # of those who failed first
             return notices[0]
-        for why in (self._difference_from, self._why_of):
-            found = next(filter(None, map(why, self._ranks)), None)
-            if found is not None:
-                return found
-        return None
+        return next(filter(None, map(self._difference_from, self._ranks)), None)
 
-    def _why_of(self, rank: int) -> str:
-        """Why another rank waits in vain; who waits for it, even by way of others, does too."""
-        return "" if rank == self._rank else self._read("waits", rank)
+    def _heard(self) -> str | None:
+        """Why another rank waits in vain, which has found that itself."""
+        others = [self._read("waits", rank) for rank in self._ranks if rank != self._rank]
+        told = [text.partition(" ") for text in others]
+        return next((why for how, _, why in told if how == _FOUND), None)
 
     def _write_down(self) -> None:
         """What this rank sends and waits for, for those who wait for it."""
@@ -225,7 +232,8 @@ class Watch:
                     break
                 mark, their_tag = marks[number - first], their_tags[number - their_first]
                 if mark.tag != their_tag:
-                    return difference(self._rank, mark, rank, words[str(their_tag)])
+                    their_words = Words(*words[str(their_tag)])
+                    return difference(self._rank, mark.words, rank, their_words)
         return None
 
     def _notice_of(self, rank: int) -> str | None:
@@ -258,7 +266,7 @@ def _as_text(logs: Sequence[_Log]) -> str:
     """Of each log the first number and the tags, then what each tag is in words, once."""
     marks = {mark.tag: mark for log in logs for mark in log.last()[1]}
     tags = [(log.last()[0], [mark.tag for mark in log.last()[1]]) for log in logs]
-    return json.dumps([*tags, {tag: str(mark) for tag, mark in marks.items()}])
+    return json.dumps([*tags, {tag: mark.words for tag, mark in marks.items()}])
 
 
 # Module state: one thread for all groups of this process, which ends with the process.
