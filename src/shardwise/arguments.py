@@ -13,7 +13,7 @@ from shardwise.errors import ArgumentTypeError, ArgumentValueError
 from shardwise.words import shortened
 
 __all__ = [
-    "check_cap",
+    "cap",
     "is_whole_number",
     "items",
     "path",
@@ -43,10 +43,11 @@ def whole_number(value: object, what: str, *, least: int | None = 0, fix: str | 
     return number
 
 
-def check_cap(max_bytes: object, call: str) -> None:
-    """Raises an error about `max_bytes` of a call unless it is None or a whole number above 0."""
-    if max_bytes is not None:
-        whole_number(max_bytes, f"max_bytes of {call}", least=1)
+def cap(max_bytes: object, call: str) -> int | None:
+    """`max_bytes` of a call as an int, or None; raises if it is neither, or below 1."""
+    if max_bytes is None:
+        return None
+    return whole_number(max_bytes, f"max_bytes of {call}", least=1)
 
 
 def whole_numbers(values: object, what: str) -> tuple[int, ...]:

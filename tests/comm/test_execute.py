@@ -505,8 +505,8 @@ def _with_unknown_ranks(rank: int) -> tuple[str, bool]:
 
 def test_unknown_ranks_raise_on_all_ranks_and_leave_the_sources_alone() -> None:
     results = shardwise.run_local(_with_unknown_ranks, 2)
-    assert len({message for message, _ in results}) == 1
-    assert "rank 7" in results[0][0]
+    for rank, (message, _) in enumerate(results):
+        assert message.startswith(f"[rank {rank}] 'tensor': the plan's target: Global rank 7 does")
     assert all(same for _, same in results)
 
 
@@ -593,6 +593,11 @@ def test_of_many_transfers_the_wrong_one_is_named(max_bytes: int | None) -> None
     assert "'b' shards: expected shapes" in message(named)
     device = [good, good._replace(device="gpuu")]
     assert "'tensor' (transfers[1]) device: expected one" in message(device)
+    none: Any = [good, good, None]
+    assert "transfers[2]: expected a Transfer with a TransferPlan, got NoneType" in message(none)
+    stranger = plan_reshard(ROWS, shardwise.on_rank(7).layout((4, 6)), 4)
+    strange = [good._replace(name="a"), Transfer(stranger, good.shards, name="b")]
+    assert "[rank 0] 'b': the plan's target: Global rank 7 does not exist" in message(strange)
 
 
 def test_outputs_on_the_meta_device_share_no_memory() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 import shardwise
 from shardwise import sharded_tensor
+from shardwise.comm import execute
 from shardwise.comm.simulate import simulate
 from shardwise.errors import (
     AgreementError,
@@ -221,7 +223,87 @@ def test_a_wrong_cap_is_refused_where_nothing_moves_too() -> None:
     shardwise.run_local(_wrong_caps, 2, timeout=60)
 
 
+def _caps_of_other_types(rank: int) -> None:
+    x, columns = rows(), shardwise.chunk(1)
+    plan = shardwise.plan_reshard(x.shard_layout, columns.layout((6, 4)), 4)
+    mine = x.local_tensor()
+    for cap in (torch.tensor(16), np.int64(16), np.array(16)):
+        untyped: Any = cap
+        for moved in (
+            shardwise.reshard(x, columns, max_bytes=untyped).local_tensor(),
+            shardwise.reshard_all([x], columns, max_bytes=untyped)[0].local_tensor(),
+            execute(plan, [mine], max_bytes=untyped)[0],
+        ):
+            assert torch.equal(moved, torch.ones(6, 2))
+        whole = x.gather(0, max_bytes=untyped)
+        assert (whole is None) == (rank > 0)
+        assert whole is None or torch.equal(whole, torch.ones(6, 4))
+
+
+def test_a_cap_may_be_any_whole_number() -> None:
+    """Of messages and ranks alike: a tensor of torch's is hashed by where it is."""
+    shardwise.run_local(_caps_of_other_types, 2)
+
+
 # -- ranks that differ -------------------------------------------------------------------------
+
+
+def _what_is_no_list(rank: int, text: str) -> str:
+    x = rows()
+    wrong: Any = {
+        "a plain tensor": [x, torch.ones(3)],
+        "a generator": (each for each in [x]),
+        "one tensor": x,
+    }[text]
+    caught = ""
+    with shardwise.set_check("always", timeout=20):
+        try:
+            shardwise.reshard_all(wrong if rank == 1 else [x], shardwise.chunk(1))
+        except (ArgumentTypeError, AgreementError) as error:
+            caught = f"{type(error).__name__}: {error}"
+        assert torch.equal(shardwise.reshard(x, shardwise.chunk(1)).full_tensor(), torch.ones(6, 4))
+    return caught
+
+
+@pytest.mark.parametrize("text", ["a plain tensor", "a generator", "one tensor"])
+def test_what_is_no_list_of_tensors_on_one_rank_raises_on_all(text: str) -> None:
+    """They compare which tensors they move, and would wait a minute for one that raises alone."""
+    found = shardwise.run_local(_what_is_no_list, 3, text, timeout=60)
+    assert found[1].startswith("ArgumentTypeError: tensors")
+    for one in (found[0], found[2]):
+        assert one.startswith("AgreementError: ")
+        assert "rank 1" in one
+        assert "of reshard_all: expected a" in one
+
+
+def _in_a_larger_group(rank: int, how: str) -> str:
+    owners = dist.new_group([1, 3])
+    spec, columns = shardwise.chunk(0, ranks=[1, 3]), shardwise.chunk(1)
+    x: Any = shardwise.absent(spec.layout((8, 4)), torch.float32)
+    if rank in (1, 3):
+        x = sharded_tensor.ones(spec, 8, 4, process_group=owners)
+    everybody: Any = dist.group.WORLD
+    wrong: Any = torch.ones(8, 4) if how == "a plain tensor" and rank == 1 else x
+    cap = None if how == "a plain tensor" else 64 if rank == 1 else 128
+    with shardwise.set_check("always", timeout=20):
+        with pytest.raises((ArgumentTypeError, AgreementError)) as caught:
+            shardwise.reshard(wrong, columns, max_bytes=cap, process_group=everybody)
+        moved = shardwise.reshard(x, columns, process_group=everybody)
+        assert torch.equal(moved.full_tensor(), torch.ones(8, 4))
+    return str(caught.value)
+
+
+def test_ranks_of_a_larger_group_hear_of_a_wrong_tensor_of_one() -> None:
+    found = shardwise.run_local(_in_a_larger_group, 4, "a plain tensor", timeout=60)
+    for rank, text in enumerate(found):
+        assert "x of reshard: expected a ShardedTensor, got Tensor" in text
+        assert "rank 1" in text or rank == 1
+
+
+def test_ranks_of_a_larger_group_have_one_cap() -> None:
+    first, *others = shardwise.run_local(_in_a_larger_group, 4, "other caps", timeout=60)
+    assert "ranks differ in max_bytes (ranks 0, 2, 3: 128; rank 1: 64)" in first
+    assert others == [first] * 3
 
 
 def _one_rank_has_nothing_to_move(rank: int, how: str) -> str:

@@ -198,18 +198,19 @@ def heard_by_all(what: str, group: Communicator, *, hot: bool = True) -> Iterato
         raise
 
 
-def tell_all(what: str, problem: Exception, group: Communicator) -> None:
+def tell_all(what: str, problem: Exception, group: Communicator, *, hot: bool = True) -> None:
     """What has raised here in `what`, which all ranks call, perhaps raises nowhere else: say so.
 
     At once where ranks compare in `what`, or in what they do next; else to those that wait for this
-    rank. Once, and nothing of what this rank has heard of others. Raises nothing itself.
+    rank. `hot` as in `agree`. Once, and nothing of what this rank has heard of others. Raises
+    nothing itself.
     """
     if isinstance(problem, AgreementError | AbsentRanksError):
         return
     if is_heard(problem, group.ranks, "a notice") or is_heard(problem, group.ranks, "all"):
         return
     try:
-        agree(what, {}, group=group, hot=True, problem=problem)
+        agree(what, {}, group=group, hot=hot, problem=problem)
     except AbsentRanksError as error:  # the others had nothing left to compare
         problem.add_note(str(error))
     except Exception as error:

@@ -133,7 +133,7 @@ def load_of(transfers: Sequence[Transfer], number: int, members: Communicator) -
             usual = usual_load(plan, shards, dtype, members)
             if usual is not None:
                 return usual
-    check_transfer(transfer, members.rank)
+    check_transfer(transfers, number, members.rank)
     try:
         return _checked_load(transfer, members, repr(transfer.name))
     except ShardwiseError:
@@ -198,7 +198,7 @@ def is_usual_out(
 
 def _checked_load(transfer: Transfer, members: Communicator, name: str) -> Load:
     wire = members.wire_device
-    known = rank_plan(transfer.plan, members)
+    known = rank_plan(transfer.plan, members, name=name)
     dtype = check_arguments(transfer, known.shapes, members, name)
     known.make_usual(dtype, wire)
     shards = [_plain(shard) for shard in transfer.shards]

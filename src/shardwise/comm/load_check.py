@@ -35,12 +35,14 @@ def check_list(transfers: object, rank: int) -> None:
         raise _no_transfer("transfers", "a list of Transfer", transfers, rank)
 
 
-def check_transfer(transfer: object, rank: int) -> None:
-    """Raises unless it is a `Transfer` with a plan."""
+def check_transfer(transfers: Sequence[object], number: int, rank: int) -> None:
+    """Raises unless this one is a `Transfer` with a plan."""
+    transfer = transfers[number]
     plan = getattr(transfer, "plan", None)
     if not isinstance(plan, TransferPlan):
         got = plan if hasattr(transfer, "plan") else transfer
-        raise _no_transfer("transfer", "a Transfer with a TransferPlan", got, rank)
+        what = "transfer" if len(transfers) == 1 else f"transfers[{number}]"
+        raise _no_transfer(what, "a Transfer with a TransferPlan", got, rank)
 
 
 def _no_transfer(what: str, expected: str, got: object, rank: int) -> ArgumentTypeError:

@@ -39,10 +39,11 @@ class RankPlan:
         "usual_kinds",
     )
 
-    def __init__(self, plan: TransferPlan, members: Communicator) -> None:
+    def __init__(self, plan: TransferPlan, members: Communicator, name: str | None) -> None:
         if not plan.rank_set <= members.ranks.members:
+            what = "the plan's" if name is None else f"{name}: the plan's"
             for end, layout in (("source", plan.source), ("target", plan.target)):
-                members.ranks.check_members(layout.ranks, what=f"the plan's {end}")
+                members.ranks.check_members(layout.ranks, what=f"{what} {end}", rank=members.rank)
         self._rank = members.rank
         self._program: RankProgram | None = None
         # Known from the first `program()` on; none where a backend has collectives to prefer.
@@ -79,15 +80,15 @@ class RankPlan:
         return self._program
 
 
-def rank_plan(plan: TransferPlan, members: Communicator) -> RankPlan:
-    """The same one at every call, as long as the communicator keeps it.
+def rank_plan(plan: TransferPlan, members: Communicator, *, name: str | None = None) -> RankPlan:
+    """The same one at every call, as long as the communicator keeps it. `name` is for errors.
 
     Found by identity, because a small exchange takes so little time that calls to hash and
     compare would be seen in it. What is kept holds the plan, so its id is its own.
     """
     known = members.rank_plans.get(id(plan))
     if known is None:
-        known = RankPlan(plan, members)
+        known = RankPlan(plan, members, name)
         if len(members.rank_plans) >= _MOST:
             members.rank_plans.clear()
         members.rank_plans[id(plan)] = known

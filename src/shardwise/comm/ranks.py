@@ -131,7 +131,7 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             expected="a torch.distributed.ProcessGroup or None",
             got=repr(group),
             fix="Pass what torch.distributed.new_group() returned, or None for the default group; "
-            "the argument of shardwise.comm.execute, execute_all and start_all is group=.",
+            "the argument of shardwise.comm.execute and execute_all is group=.",
         )
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ArgumentValueError(

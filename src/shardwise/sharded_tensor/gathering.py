@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from shardwise.arguments import check_cap, whole_number
+from shardwise.arguments import cap, whole_number
 from shardwise.comm.agreement import heard_by_all, tell_all, to_agree_on
 from shardwise.comm.differentiable import own_parts
 from shardwise.comm.load_check import check_out, span
@@ -39,7 +39,7 @@ def full_tensor(
     _check_grad("full_tensor", grad, state)
     if max_bytes is not None:
         with heard_by_all("full_tensor", state.comm):
-            check_cap(max_bytes, "full_tensor")
+            max_bytes = cap(max_bytes, "full_tensor")
     (full,) = replicated_state(state, max_bytes=max_bytes, has_own_parts=grad == "sum").shards
     return full.view_as(full) if full is state.carriers[0] else full
 
@@ -76,7 +76,7 @@ def gathered(
     members = state.comm
     problem: Exception | None = None
     try:
-        check_cap(max_bytes, "gather")
+        max_bytes = cap(max_bytes, "gather")
         position = whole_number(dst, "dst of gather")
         receiver = members.ranks.rank_at(position)
         _check_out(state, out, is_receiver=receiver == members.rank, dst=position)

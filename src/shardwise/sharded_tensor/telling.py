@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardwise._torch_compat import StopRecomputation, tree_leaves
 from shardwise.comm.agreement import tell_all
+from shardwise.comm.process_group import communicator
 from shardwise.sharded_tensor.dispatch import function_name
 from shardwise.sharded_tensor.usable import state_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardwise.sharded_tensor.state import State
 
-__all__ = ["ALONE", "raised_in", "tell_others"]
+__all__ = ["ALONE", "raised_in", "tell_of_arguments", "tell_others"]
 
 # What a rank may ask by itself: nobody waits for it if it raises, and callers may just be trying.
 _ALONE_NAMES = (
@@ -44,6 +46,28 @@ def raised_in(func: Any, args: Sequence[Any], kwargs: dict[str, Any], problem: E
         if state is not None and state.members is not None:
             tell_others(state, problem, function_name(func))
             return
+
+
+def tell_of_arguments(
+    what: str, problem: Exception, values: Iterable[object], *, process_group: Any, hot: bool
+) -> None:
+    """`problem` leaves `what` here, whose arguments are too wrong to say for which group it is.
+
+    It may be the one that was given, that of the first sharded tensor among the values, or else the
+    default group, to which no rank waits to speak. `hot` as in `agree`.
+    """
+    members = None
+    if process_group is not None:
+        with suppress(Exception):  # perhaps it is none
+            members = communicator(process_group)
+    if members is None:
+        states = (state_or_none(value) for value in values)
+        members = next((state.members for state in states if state is not None), None)
+    if members is not None:
+        tell_all(what, problem, members, hot=hot)
+        return
+    with suppress(Exception):  # perhaps there is none
+        tell_all(what, problem, communicator(None))
 
 
 def tell_others(first: State, problem: Exception, what: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from shardwise.arguments import check_cap
-from shardwise.comm.agreement import agree, heard_by_all, tell_all
+from shardwise.arguments import cap
+from shardwise.comm.agreement import agree, heard_by_all
 from shardwise.comm.checks import is_debugging
 from shardwise.comm.differentiable import make_tie, transfer_of
 from shardwise.comm.executor import agree_on_moves
@@ -29,8 +28,9 @@ from shardwise.sharded_tensor.reshard_target import (
 from shardwise.sharded_tensor.resharding import job_for, reshard_state, start_reshard
 from shardwise.sharded_tensor.sizes_and_specs import home_device
 from shardwise.sharded_tensor.state import State
+from shardwise.sharded_tensor.telling import tell_of_arguments
 from shardwise.sharded_tensor.tensor import ShardedTensor, adopt, refuse_late_gradients, wrap
-from shardwise.sharded_tensor.usable import check_writable, live_state, state_or_none
+from shardwise.sharded_tensor.usable import check_writable, live_state
 from shardwise.sharding_spec.enumerable import EnumerableShardingSpec
 from shardwise.sharding_spec.spec import ShardingSpec
 
@@ -139,14 +139,16 @@ def reshard(
     try:
         state = _source(x, process_group)
     except Exception as problem:
-        _tell_of_source(x, process_group, problem)
+        tell_of_arguments(
+            "reshard", problem, (x,), process_group=process_group, hot=process_group is None
+        )
         raise
     is_quick = not has_options and not is_debugging()
     if is_quick and isinstance(x, ShardedTensor) and _is_there(state, to):
         return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
         if max_bytes is not None:
-            check_cap(max_bytes, "reshard")
+            max_bytes = cap(max_bytes, "reshard")
         if process_group is None:
             target = target_in_group(to, state)
         else:  # of which `_check_group` tells the ranks
@@ -155,7 +157,7 @@ def reshard(
         if async_op:
             _check_no_grad("async_op", state)
     if process_group is not None:
-        _check_group(state, target, is_absent=isinstance(x, Absent))
+        _check_group(state, target, max_bytes, is_absent=isinstance(x, Absent))
     elif given is None:
         _agree_on_no_move(state, target, max_bytes)
 
@@ -245,18 +247,9 @@ def _source(x: object, process_group: ProcessGroup | Communicator | None) -> Sta
     )
 
 
-def _tell_of_source(x: object, process_group: object, problem: Exception) -> None:
-    """The group that is to hear of it: that of the tensor, or else what may have been meant."""
-    state = state_or_none(x)
-    members = None if state is None else state.members
-    if members is None:
-        with suppress(Exception):  # perhaps there is none
-            members = communicator(process_group)  # type: ignore[arg-type]  # perhaps it is none
-    if members is not None:
-        tell_all("reshard", problem, members)
-
-
-def _check_group(state: State, target: ReshardTarget, *, is_absent: bool) -> None:
+def _check_group(
+    state: State, target: ReshardTarget, max_bytes: int | None, *, is_absent: bool
+) -> None:
     """All ranks of a larger group speak of the same tensor; raises on all if not."""
     members, problem = state.comm, None
     try:
@@ -281,6 +274,7 @@ def _check_group(state: State, target: ReshardTarget, *, is_absent: bool) -> Non
         "source layout": state.layout,
         "target layout": target.layout,
         "dtype": state.dtype,
+        "max_bytes": max_bytes,
         "requires_grad": state.requires_grad and torch.is_grad_enabled(),
     }
     phrases = {"requires_grad": "say it by shardwise.absent(layout, dtype, requires_grad=True)"}
@@ -291,7 +285,11 @@ def _out(out: object, state: State, target: ReshardTarget) -> Sequence[torch.Ten
     """The tensors to fill."""
     if not isinstance(out, ShardedTensor):
         raise ArgumentTypeError(
-            "out of reshard", expected="a ShardedTensor", got=type(out).__name__
+            "out of reshard",
+            rank=state.rank,
+            expected="a ShardedTensor",
+            got=type(out).__name__,
+            fix="E.g. shardwise.sharded_tensor.empty(spec, *x.shape, dtype=x.dtype).",
         )
     found = live_state(out)
     check_writable(out, reshard)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shardwise.arguments import check_cap, items
+from shardwise.arguments import cap, items
 from shardwise.comm.agreement import agree
 from shardwise.comm.differentiable import carriers_of, home_of, transfer_of
 from shardwise.comm.executor import execute_all
@@ -26,6 +26,7 @@ from shardwise.sharded_tensor.reshard_target import ReshardTarget, reshard_to, t
 from shardwise.sharded_tensor.resharding import job_for
 from shardwise.sharded_tensor.spec_trees import listed_like
 from shardwise.sharded_tensor.steps import in_steps
+from shardwise.sharded_tensor.telling import tell_of_arguments
 from shardwise.sharded_tensor.tensor import ShardedTensor, wrap
 from shardwise.sharded_tensor.to_layout import (
     gradient_to_move,
@@ -108,11 +109,16 @@ def reshard_all(
     sources cannot be used any more. `progress` shows a bar on the first rank: by default on a
     terminal.
     """
-    names, listed = _listed(tensors)
+    try:
+        names, listed = _listed(tensors)
+    except Exception as problem:
+        given = _values_of(tensors)
+        tell_of_arguments("reshard_all", problem, given, process_group=None, hot=False)
+        raise
     done: dict[Any, Any] = dict(zip(names, listed, strict=True))
     first = next((t for t in listed if isinstance(t, ShardedTensor)), None)
     if first is None:
-        check_cap(max_bytes, "reshard_all")  # nothing moves, and nobody waits
+        cap(max_bytes, "reshard_all")  # nothing moves, and nobody waits
     else:
         members = first._state.comm
         moves = _agreed_moves(names, listed, specs, members, max_bytes)
@@ -224,7 +230,7 @@ def _agreed_moves(
     problem: Exception | None = None
     moves: list[Move] = []
     try:
-        check_cap(max_bytes, "reshard_all")
+        max_bytes = cap(max_bytes, "reshard_all")
         moves = _moves(names, tensors, specs)
     except Exception as error:  # whatever it is, the other ranks want to know
         problem = error
@@ -240,15 +246,26 @@ def _agreed_moves(
 def _listed(tensors: Any) -> tuple[list[Any], list[Any]]:
     """Names and tensors; raises unless the results can be put together as they are."""
     if isinstance(tensors, torch.Tensor):
-        raise _no_list(f"one {type(tensors).__name__}", "Use shardwise.reshard(x, spec).")
+        call = "reshard" if isinstance(tensors, ShardedTensor) else "distribute"
+        raise _no_list(f"one {type(tensors).__name__}", f"Use shardwise.{call}(x, spec).")
     if isinstance(tensors, Mapping):
         names, listed = list(tensors), list(tensors.values())
+    elif isinstance(tensors, Iterator):  # another, as that of `zip`, would be made of anything
+        raise _no_list(type(tensors).__name__, "Pass list(...) of it.")
     else:
         listed = items(tensors, "tensors of reshard_all", of="ShardedTensors")
         names = _numbers(listed)
     if type(tensors) not in (list, tuple, dict):
         _check_type(tensors, dict(zip(names, listed, strict=True)))
     return names, listed
+
+
+def _values_of(tensors: Any) -> Iterable[object]:
+    """What there is of tensors in an argument that is perhaps no list of them."""
+    if isinstance(tensors, Mapping):
+        return tensors.values()
+    is_one = isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable)
+    return (tensors,) if is_one else tensors
 
 
 def _numbers(listed: Sequence[object]) -> list[str]:
@@ -268,13 +285,10 @@ def _numbers(listed: Sequence[object]) -> list[str]:
 def _check_type(tensors: Any, named: dict[Any, Any]) -> None:
     """Raises unless another of the same type can be made, before anything has moved."""
     got, kind = type(tensors).__name__, "dict" if isinstance(tensors, Mapping) else "list"
-    problem = _no_list(got, f"Pass {kind}(...) of it.")
-    if isinstance(tensors, Iterator):  # that of `zip` would be made of anything
-        raise problem
     try:
         _like(tensors, named)
     except Exception as error:  # whatever the type says of what it takes
-        raise problem from error
+        raise _no_list(got, f"Pass {kind}(...) of it.") from error
 
 
 def _no_list(got: str, fix: str) -> ArgumentTypeError:
@@ -352,6 +366,7 @@ def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
                 "specs of reshard_all",
                 expected="names of the tensors",
                 got=", ".join(map(repr, strangers[:5])),
+                fix="Pass one spec for all, or as many as there are tensors, in the same form.",
             )
         return dict(specs)
     if isinstance(specs, list | tuple):
