@@ -200,6 +200,35 @@ def test_sums_move_the_fewest_bytes_of_all_ways(
     assert plan.total_bytes == plan.lower_bound == expected
 
 
+def test_the_bound_is_that_of_the_plan_where_not_all_ways_are_tried() -> None:
+    """Of the second element others have much to send, which must not change how many send it."""
+    holders = [[0, 2, 6], [4, 7, 10], [3, 8, 9, 11], [10], [5, 7], [3, 5], [9]]
+    source = Layout.of(
+        (2,),
+        [
+            Entry(Box((low,), (low + 1,)), rank, term)
+            for low in (0, 1)
+            for term, ranks in enumerate(holders)
+            for rank in ranks
+        ],
+        pending="sum",
+    )
+    plan = TransferPlan(source, shardwise.on_rank(20).layout((2,)), 4)
+    assert plan.total_bytes == plan.lower_bound
+
+
+@pytest.mark.parametrize("spec", ["chunk(0)", "replicate()"])
+def test_addends_in_many_replicas_are_planned(spec: str) -> None:
+    """A gradient that is partial over one axis of a mesh and replicated over the other."""
+    num_terms, num_replicas, shape = 64, 4, (4096,)
+    ranks, whole = range(num_terms * num_replicas), Box.whole(shape)
+    entries = [Entry(whole, rank, rank // num_replicas) for rank in ranks]
+    source = Layout.of(shape, entries, pending="sum")
+    plan = TransferPlan(source, shardwise.parse_spec(spec, ranks=ranks).layout(shape), 4)
+    spread = len(ranks) - 1 if spec == "replicate()" else 0
+    assert plan.lower_bound == plan.total_bytes == 4 * shape[0] * (num_terms - 1 + spread)
+
+
 def test_addends_go_together_where_that_saves_the_spreading() -> None:
     source = _one_element({0: {3}, 1: {0}}, "sum")
     target = _one_element({0: {1, 2}, 1: {0, 1}}, "sum")

@@ -319,7 +319,18 @@ def test_moves_are_counted_well_before_they_are_made(plan: TransferPlan, is_cut:
             patch.setattr(transfer.reductions, "_FEW", 0)
             patch.setattr(transfer.reductions, "_LEAST_PART", 1)
         most = most_moves(plan, 1 << 30)
-        assert len(plan.moves) <= most * 2 * max(plan.source.ndim, 1)  # flat parts are some boxes
+        assert len(plan.moves) <= most
+
+
+def test_parts_that_no_dim_has_room_for_are_counted_as_boxes() -> None:
+    shape = (2,) * 12  # 60 parts are flat ranges, of up to 23 boxes each
+    source, target = (
+        shardwise.parse_spec(text, ranks=range(60)).layout(shape)
+        for text in ("partial()", "replicate()")
+    )
+    plan = TransferPlan(source, target, 8)
+    most = most_moves(plan, 1 << 30)
+    assert 3 * 60 * 119 < len(plan.moves) <= most < 23 * 60 * 121
 
 
 def test_a_larger_plan_is_read_on_request() -> None:

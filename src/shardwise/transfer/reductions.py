@@ -78,7 +78,7 @@ class _Problem:
         if complete & self.wanted.keys():
             return len(self.wanted.keys() - complete)
         able = [rank for rank in self.wanted if rank in held]
-        if self.is_plain(held):
+        if all(len(terms) == 1 for terms in held.values()):
             least = len(self.addends)
         elif able:
             least = min(len(_cover(held, len(self.addends), first=rank)) for rank in able)
@@ -101,7 +101,7 @@ def reductions(source: Layout, target: Layout, regions: Regions, itemsize: int) 
 
 
 def most_reduced(source: Layout, target: Layout, regions: Regions, itemsize: int) -> Ints:
-    """Moves for each region as a reduction, about that many or fewer. [Note: two steps]"""
+    """Moves for each region as a reduction, that many or fewer. [Note: two steps]"""
     held = np.diff(source.box_rows)[regions.source_box]
     wanted = np.diff(target.box_rows)[regions.target_box]
     nbytes = regions.volumes * itemsize
@@ -109,7 +109,11 @@ def most_reduced(source: Layout, target: Layout, regions: Regions, itemsize: int
     has_replicas = held > source.num_terms[regions.source_box]
     more = np.minimum(nbytes // _LEAST_PART, wanted * np.maximum(held, _MOST_PARTS))
     parts = np.where(nbytes > _FEW, wanted + np.where(has_replicas, more, 0), 1)
-    most: Ints = parts * (held + wanted)
+    # Where no dim has room for them, a part is a flat range: several boxes, and parts of it again.
+    sides = (regions.stops - regions.starts).max(axis=1, initial=1)
+    flat = np.where(has_replicas, 2, 1) * np.where(sides < parts, 1, 0)
+    boxes = np.minimum(parts * (2 * source.ndim - 1) ** flat, np.maximum(regions.volumes, 1))
+    most: Ints = boxes * (held + wanted)
     return most
 
 
@@ -201,26 +205,40 @@ def _cover(
     """The fewest ranks that hold all terms together, and the terms that each contributes.
 
     Found greedily: each time the rank with the most terms that are still missing, `first` before
-    all others; of equals the one with the least `load`. Then fewer are tried, if the ways to choose
-    them are not too many.
+    all others. Then fewer are tried, if the ways to choose them are not too many. Of as many, those
+    with the least `load`: how many it are does not depend on it, so `least` has the same number.
     """
     ranks = sorted(held, key=lambda r: (load[r] if load else 0, r))
-    missing = {term for terms in held.values() for term in terms}
+    fixed = [] if first is None else [first]
+    most = max(map(len, held.values()))
+    if most == 1:
+        holder = {held[rank][0]: rank for rank in (*reversed(ranks), *fixed)}
+        others = sorted(set(holder.values()) - set(fixed))
+        return _contributions(held, [*fixed, *others])
+    chosen = _greedy(held, num_terms, sorted(held), fixed)
+    for size in range(-(-num_terms // most), len(chosen)):
+        if math.comb(len(ranks), size - len(fixed)) > _MOST_WAYS:
+            break
+        for more in itertools.combinations(ranks, size - len(fixed)):
+            if len({term for rank in (*fixed, *more) for term in held[rank]}) == num_terms:
+                return _contributions(held, [*fixed, *more])
+    if load:
+        by_load = _greedy(held, num_terms, ranks, fixed)
+        chosen = by_load if len(by_load) == len(chosen) else chosen
+    return _contributions(held, chosen)
+
+
+def _greedy(
+    held: Mapping[int, Sequence[int]], num_terms: int, ranks: Sequence[int], fixed: Sequence[int]
+) -> list[int]:
+    """The fixed ranks, and each time the first of those with the most terms that are missing."""
+    chosen, missing = list(fixed), {term for terms in held.values() for term in terms}
     assert len(missing) == num_terms
-    chosen = [] if first is None else [first]
     missing.difference_update(*(held[rank] for rank in chosen))
     while missing:
         chosen.append(min(ranks, key=lambda r: -len(missing.intersection(held[r]))))
         missing.difference_update(held[chosen[-1]])
-    fixed = chosen[:1] if first is not None else []
-    most = max(map(len, held.values()))
-    for size in range(-(-num_terms // most), len(chosen)):
-        if math.comb(len(ranks), size - len(fixed)) > _MOST_WAYS:
-            break
-        for others in itertools.combinations(ranks, size - len(fixed)):
-            if len({term for rank in (*fixed, *others) for term in held[rank]}) == num_terms:
-                return _contributions(held, [*fixed, *others])
-    return _contributions(held, chosen)
+    return chosen
 
 
 def _contributions(held: Mapping[int, Sequence[int]], ranks: Sequence[int]) -> dict[int, list[int]]:
