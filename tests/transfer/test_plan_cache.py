@@ -16,8 +16,10 @@ import torch
 import shardwise
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Boxes, Layout
+from shardwise.transfer.patterns import recognise
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.plan_cache import PlanCache, plan_reshard
+from shardwise.transfer.schedule import make_schedule
 
 
 def test_a_plan_is_cached_by_its_layouts() -> None:
@@ -66,6 +68,39 @@ def test_large_plans_leave_the_cache_first() -> None:
     assert large.moves.nbytes > 1000
     cache.get(columns, rows, 4)
     assert cache.get(rows, columns, 4) is not large
+
+
+def test_one_plan_that_takes_most_of_the_memory_goes_before_many() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=range(32)).layout((64, 64)) for dim in (0, 1))
+    small = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
+    cache = PlanCache(max_plans=100, max_bytes=1 << 16)
+    few = [cache.get(small, small, itemsize) for itemsize in range(1, 20)]
+    large = cache.get(rows, columns, 4)
+    for cap in range(1000, 1004):
+        large.schedule(cap)
+    assert large.nbytes > 1 << 16
+    for _ in range(2):
+        assert cache.get(rows, columns, 4) is large
+        assert [cache.get(small, small, itemsize) for itemsize in range(1, 20)] == few
+    for itemsize in (20, 21):
+        cache.get(small, small, itemsize)
+    assert {known.plan for known in cache._plans.values()} >= set(few)
+    assert cache.get(rows, columns, 4) is not large
+
+
+def test_a_plan_that_left_the_cache_is_held_by_nothing_else() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    cache = PlanCache(max_plans=2, max_bytes=1 << 20)
+    plan = cache.get(rows, columns, 4)
+    schedule = make_schedule([plan, plan], 1000)
+    assert make_schedule([plan, plan], 1000) is schedule
+    assert make_schedule([plan, plan], 1001) is not schedule
+    assert recognise(plan, (0, 1)) is None
+    alive = weakref.ref(plan)
+    del plan, schedule
+    for itemsize in (1, 2, 3):
+        cache.get(rows, columns, itemsize)
+    assert alive() is None
 
 
 def _again(layout: Layout) -> Layout:

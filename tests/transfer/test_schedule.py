@@ -246,6 +246,28 @@ def test_a_large_sum_keeps_everybody_busy_without_a_cap() -> None:
     assert plan.peak_bytes(0) == (64 + 24) << 20
 
 
+@pytest.mark.parametrize("divisor", [5, 25])
+def test_many_small_sums_are_not_cut_in_every_round(divisor: int) -> None:
+    """Of each region other ranks have the addends, so each is a reduction by itself."""
+    rng, num_ranks, size, num_boxes = np.random.default_rng(0), 16, 60, 400
+    boxes = [Box((k * size,), ((k + 1) * size,)) for k in range(num_boxes)]
+    holders = [rng.permutation(num_ranks)[:3].tolist() for _ in boxes]
+    entries = [
+        Entry(box, rank, term)
+        for box, ranks in zip(boxes, holders, strict=True)
+        for term, rank in enumerate(ranks)
+    ]
+    source = Layout.of((num_boxes * size,), entries, pending="sum")
+    owners = rng.integers(num_ranks, size=num_boxes).tolist()
+    rows = [Entry(box, rank, 0) for box, rank in zip(boxes, owners, strict=True)]
+    plan = TransferPlan(source, Layout.of((num_boxes * size,), rows), 4)
+    busiest = max(plan.bytes_sent(rank) + plan.bytes_received(rank) for rank in range(num_ranks))
+    schedule = plan.schedule(busiest // divisor)
+    assert len(schedule.rounds) <= 1.5 * divisor
+    num_moves = sum(len(moves) for round_ in schedule.rounds for moves in round_)
+    assert num_moves <= len(plan.moves) + 10 * 3 * num_ranks * len(schedule.rounds)  # ten cuts each
+
+
 @given(st.lists(st.integers(0, 40), min_size=4, max_size=4), st.integers(1, 4), st.integers(0, 99))
 def test_uneven_sums_beside_copies_take_few_more_rounds_than_the_least(
     sizes: list[int], num_copies: int, extra: int
@@ -279,6 +301,9 @@ def test_ranks_may_be_any_that_a_layout_may_have() -> None:
     rows, columns = (shardwise.chunk(dim, ranks=[0, most]).layout(shape) for dim in (0, 1))
     plan = TransferPlan(rows, columns, 4)
     assert plan.peak_bytes(most) == plan.peak_bytes(0)
+    assert rows.boxes_of(most) == (Box((4, 0), (8, 8)),)
+    assert plan.bytes_received(most) == sum(m.nbytes for m in plan.messages(most) if m.dst == most)
+    assert len(plan.moves_of(most)) == len(plan.moves_of(0))
     assert len(plan.schedule(max_bytes=64).rounds) == 2
     ends = [0, 2**32, 2**32 - 1]  # their pairs must not be taken for one another's
     source = shardwise.chunk(0, ranks=ends[:2]).layout((16,))

@@ -162,7 +162,7 @@ class Layout:
         """Rows of this layout's arrays that are on `rank`, ascending."""
         rank = whole_number(rank, "rank")
         by_rank, sorted_ranks = self._by_rank
-        first, last = np.searchsorted(sorted_ranks, [rank, rank + 1])
+        first, last = (np.searchsorted(sorted_ranks, rank, side) for side in ("left", "right"))
         return by_rank[first:last]
 
     @cached_property

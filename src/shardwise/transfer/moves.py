@@ -93,7 +93,8 @@ class Moves:
     def of_rank(self, rank: int) -> Moves:
         """The moves in which `rank` takes part, in the same order."""
         rows = [
-            order[slice(*np.searchsorted(ends, [rank, rank + 1]))] for order, ends in self._ends
+            order[np.searchsorted(ends, rank, "left") : np.searchsorted(ends, rank, "right")]
+            for order, ends in self._ends
         ]
         return self[np.union1d(*rows)]
 

@@ -274,6 +274,12 @@ class TransferPlan:
         They know their plan, so without this a plan that nobody has is not freed at once.
         """
         self.__dict__.pop("_schedules", None)
+        self.__dict__.pop("sets", None)
+
+    @cached_property
+    def sets(self) -> dict[object, Schedule]:
+        """Schedules of sets of plans in which this one is the first: for `make_schedule`."""
+        return {}
 
     def peak_bytes(self, rank: int, max_bytes: int | None = None) -> int:
         """Most bytes that `rank` has beyond its source shards: the output and the staging."""

@@ -44,8 +44,11 @@ class _Known:
 class PlanCache:
     """The plans used lately, at most so many and of so much memory.
 
-    When there is no room, the oldest goes, unless it was found since it was last the oldest. The
-    same two layout objects find their plan by identity, which hashes nothing; equal ones by value.
+    When there is no room, the oldest goes, unless it was found since it was last the oldest. Before
+    all others goes one that takes more than half the memory, in place of many.
+
+    The same two layout objects find their plan by identity, which hashes nothing; equal ones by
+    value.
 
     Only a plan holds layouts, its own. Others that found it are known as long as they live: when
     one dies, before its id can be another's, what is known of it goes, too.
@@ -121,9 +124,9 @@ class PlanCache:
     def _trim(self) -> None:
         """Makes room for one more."""
         while self._plans and (len(self._plans) >= self._max_plans or self._held > self._max_bytes):
-            key = next(iter(self._plans))
+            key = self._next_to_go()
             known = self._plans.pop(key)
-            if known.was_found:
+            if known.was_found and not self._is_huge(known):
                 known.was_found = False
                 self._plans[key] = known
             else:
@@ -131,6 +134,16 @@ class PlanCache:
                 del self._turn[known]
                 self._forget_names(known)
                 known.plan.forget_schedules()
+
+    def _next_to_go(self) -> tuple[Layout, Layout, int]:
+        if self._held > self._max_bytes:
+            for key, known in self._plans.items():
+                if self._is_huge(known):
+                    return key
+        return next(iter(self._plans))
+
+    def _is_huge(self, known: _Known) -> bool:
+        return 2 * known.nbytes > self._max_bytes
 
 
 _cache = PlanCache(max_plans=1024, max_bytes=256 << 20)

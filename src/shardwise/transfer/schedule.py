@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["LEAST_CAP", "Schedule", "cut_rounds", "make_schedule"]
 
 LEAST_CAP = 16 << 20  # bytes of staging that are always allowed when nobody asked for a cap
+_MOST_SIDE_BY_SIDE = 16  # reductions that a rank receives in shares, about
+_MOST_SETS = 32  # schedules that a plan keeps of sets in which it is the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +87,9 @@ def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -
     """The rounds of `plans`, which are carried out together; cached."""
     listed = items(plans, "plans of a schedule", of="TransferPlans")
     # By what they have, because the file of TransferPlan imports this one.
-    if strange := [kind for kind in set(map(type, listed)) if not hasattr(kind, "schedule")]:
+    if strange := [
+        kind for kind in dict.fromkeys(map(type, listed)) if not hasattr(kind, "schedule")
+    ]:
         raise ArgumentTypeError(
             "plans of a schedule",
             expected="TransferPlans",
@@ -97,12 +101,17 @@ def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -
         return only.schedule(max_bytes)
     if max_bytes is not None:
         max_bytes = whole_number(max_bytes, "max_bytes", least=1)
-    return _schedule_of_set(tuple(listed), max_bytes)
-
-
-@lru_cache(maxsize=32)
-def _schedule_of_set(plans: tuple[TransferPlan, ...], max_bytes: int | None) -> Schedule:
-    return cut_rounds(plans, max_bytes)
+    # Kept by the first plan, in whose weight it counts, and with which it is forgotten.
+    plans, first = tuple(listed), listed[0] if listed else None
+    known: dict[object, Schedule] = {} if first is None else first.sets
+    key = plans[1:], max_bytes
+    found = known.get(key)
+    if found is None:
+        found = cut_rounds(plans, max_bytes)
+        while len(known) >= _MOST_SETS:
+            known.pop(next(iter(known)), None)
+        known[key] = found
+    return found
 
 
 def cut_rounds(plans: tuple[TransferPlan, ...], max_bytes: int | None) -> Schedule:
@@ -385,8 +394,9 @@ class _Rounds:
     so a reduction needs room on all its senders at once, and in a reduce-scatter everybody sends to
     everybody: one that filled its receiver would leave no room for the others. It gets a share: in
     every round that part of the cap which it is of all reductions on the busiest of its ranks. So
-    they go on side by side and are over at the same time. Shares are rounded down to whole slabs if
-    they have many.
+    they go on side by side and are over at the same time. Of many small ones each goes as a whole,
+    as soon as there is room: in shares, all of them would be cut in all rounds. Shares are rounded
+    down to whole slabs if they have many.
     """
 
     def __init__(self, plans: Sequence[TransferPlan], moves: Sequence[Moves]) -> None:
@@ -451,15 +461,14 @@ class _Rounds:
     def _deal(self, job: _Job, rounds: list[_Round], number: int, cap: int) -> None:
         """Puts a job into rounds, from this number on."""
         done, stop = self.track.marks[job.at], self.track.marks[job.stop]
+        share = self._share(job, cap) if job.is_reduced else cap
         while done < stop:
             if number == len(rounds):
                 rounds.append(_Round([0] * self.num_ranks))
             used = rounds[number].used
-            room = (cap - used[job.dst]) // len(job.srcs)
+            room = min(share, (cap - used[job.dst]) // len(job.srcs))
             for src in job.srcs:
                 room = min(room, cap - used[src])
-            if job.is_reduced:
-                room = min(room, self._share(job, number, cap, done))
             if room >= self.least:
                 cut = self.track.cut_at(job, done, done + room)
                 if cut > done:
@@ -470,14 +479,11 @@ class _Rounds:
                     done = cut
             number += 1
 
-    def _share(self, job: _Job, number: int, cap: int, done: int) -> int:
-        """Bytes of a reduction that this round may take, if it is dealt out up to `done`."""
-        nbytes, itemsize = self.track.nbytes(job), job.itemsize
-        if cap * nbytes >= 8 * itemsize * job.busiest:
-            return cap * nbytes // job.busiest  # as in all rounds, so that memory is used again
-        # A few elements: what rounding leaves out comes in the next round.
-        due = -(-(number + 1) * cap * nbytes // job.busiest)  # rounded up
-        return self.track.marks[job.at] + due + itemsize - 1 - done
+    def _share(self, job: _Job, cap: int) -> int:
+        """Bytes of a reduction that any round may take; all the same, so that memory is reused."""
+        nbytes = self.track.nbytes(job)
+        small = max(cap // (_MOST_SIDE_BY_SIDE * len(job.srcs)), job.itemsize)
+        return max(cap * nbytes // job.busiest, min(nbytes, small))
 
     def _moves(self, rounds: Sequence[_Round]) -> list[tuple[Moves, ...]]:
         """The moves of each round, tensor by tensor; the same object where tensors move alike."""
