@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from copy import copy
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 import shardwise
 from shardwise import sharded_tensor
 from shardwise._torch_compat import HashStore, group_store
-from shardwise.comm import batch, communicator, execute, executor, roll_call, short, watch
+from shardwise.comm import batch, board, communicator, execute, executor, roll_call, short, watch
 from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.alike import FEWEST
 from shardwise.comm.marks import mark_of
@@ -322,7 +323,7 @@ def test_what_is_written_down_stays_as_long_as_nothing_is_added(ranks: Ranks) ->
         one.sent[1].add(mark)
         one._write_down()
         one._write_down()
-        assert written == ["some/messages with 1/0"] * count
+        assert written == ["some/messages/0 for 1"] * count
 
 
 def _notes_of_two_groups(rank: int) -> list[str]:
@@ -333,10 +334,10 @@ def _notes_of_two_groups(rank: int) -> list[str]:
         members: Any = communicator()
         both: list[Any] = [members, communicator(wire="cpu")]
         for one in both:
-            notes.append(one._watch._read("raised", rank))
+            notes.append(one._watch._board.read_all("raised").get(rank, ""))
             assert one._roll_call._book(dist.group.WORLD).verdict() is None
         members.tell(ValueError("a mistake"))
-        notes.append(members._watch._read("raised", rank))
+        notes.append(members._watch._board.read_all("raised").get(rank, ""))
         members._roll_call._book(dist.group.WORLD).judge(1, timed_out=True)
     return notes
 
@@ -626,7 +627,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 3) -> None:
         self.now = 0.0
         monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(watch, "group_store", lambda group: group.store)
+        monkeypatch.setattr(board, "group_store", lambda group: group.store)
         monkeypatch.setattr(watch, "_watch_over", lambda watch: None)
         store, members = HashStore(), GroupRanks(tuple(range(num_ranks)))
         self.groups: list[Any] = [Group(store) for _ in members]
@@ -648,6 +649,36 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks(monkeypatch)
+
+
+def test_who_waits_where_nothing_went_wrong_asks_the_store_for_one_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of ranks may wait for one that is late, and all look twice a second."""
+    ranks = Ranks(monkeypatch, 32)
+    store, asked = ranks.groups[0].store, Counter[str]()
+
+    def counted(name: str) -> Any:
+        def ask(*args: Any) -> Any:
+            asked[name] += 1
+            return getattr(store, name)(*args)
+
+        return ask
+
+    ranks.groups[0].store = SimpleNamespace(
+        **{name: counted(name) for name in ("add", "check", "get", "set")}
+    )
+    for rank in range(31):
+        ranks.wait(rank)
+    ranks.now = 1.5 * watch._PATIENCE
+    for _ in range(10):
+        ranks.watches[0].look()
+    assert asked == {"add": 20}
+    ranks.watches[31].tell(ValueError("rows"))
+    for _ in range(10):
+        ranks.watches[0].look()
+    assert asked["check"] < 150  # the texts of all once, and again after its own
+    assert ranks.closed(1.6 * watch._PATIENCE) == list(range(31))
 
 
 def test_nobody_closes_while_a_rank_that_comes_late_may_be_sending(ranks: Ranks) -> None:
@@ -708,13 +739,13 @@ def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> N
     waiting = threading.Thread(target=one.wait, args=[[(1, SimpleNamespace(wait=wait))]])
     was_waiting = []
 
-    def check(keys: list[str]) -> bool:
+    def add(key: str, number: int) -> int:
         comes.set()
         waiting.join(0.2)
         was_waiting.append(waiting.is_alive())
-        return False
+        return number
 
-    ranks.groups[0].store = SimpleNamespace(check=check)
+    ranks.groups[0].store = SimpleNamespace(add=add)
     waiting.start()
     assert began.wait(60)
     ranks.now = watch._PATIENCE

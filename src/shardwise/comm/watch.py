@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwise._torch_compat import group_store
+from shardwise.comm.board import Board
 from shardwise.comm.marks import Words, difference
 from shardwise.errors import AgreementError
 
@@ -93,8 +93,7 @@ class Watch:
     def __init__(
         self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int, *, name: str
     ) -> None:
-        self._group = weakref.ref(group)
-        self._name = name  # under which the group's store has notices
+        self._board = Board(group, ranks, rank, name=name)
         self._ranks = ranks
         self._rank = rank
         self._num_raised = 0  # how often this rank has told the others
@@ -116,12 +115,12 @@ class Watch:
         self.has_notice = True
         what = _LOST if self._is_broken else _FAILED
         text = f"{self._num_raised} {what} {type(problem).__name__}: {problem}"
-        self._write("raised", text[:_LONGEST])
+        self._board.write("raised", text[:_LONGEST])
 
     def comes(self) -> None:
         """This rank takes part in an exchange: what it told before is over."""
         self.has_notice = False
-        self._write("raised", "")
+        self._board.write("raised", "")
 
     def wait(self, messages: Sequence[Message]) -> None:
         """Waits for the messages; raises if another rank has raised instead of sending one."""
@@ -142,7 +141,7 @@ class Watch:
         # It was not: the rank that had raised came later. Of a group that is over others ask yet.
         if self._is_in_vain and not self._is_broken:
             self._is_in_vain = False
-            self._write("waits", "")
+            self._board.write("waits", "")
 
     def explain(self, error: RuntimeError) -> None:
         """A connection broke: raises what another rank has told, if it was because of that."""
@@ -172,12 +171,12 @@ class Watch:
             why = found or self._heard()
             if why is not None:
                 self._is_in_vain = True
-                self._write("waits", f"{_FOUND if found else _HEARD} {why[:_LONGEST]}")
-                if waited >= 2 * _PATIENCE or all(map(self._is_over_for, self._ranks)):
+                self._board.write("waits", f"{_FOUND if found else _HEARD} {why[:_LONGEST]}")
+                if waited >= 2 * _PATIENCE or self._is_over_for_all():
                     self.close()
             elif self._is_in_vain:  # a notice was taken back
                 self._is_in_vain = False
-                self._write("waits", "")
+                self._board.write("waits", "")
 
     def give_up(self, problem: BaseException) -> None:
         """Ends the waits of all for this rank, and says why."""
@@ -186,7 +185,7 @@ class Watch:
 
     def close(self) -> None:
         """Closes the connections of this rank, gloo's: all waits for it end, and the group does."""
-        group = self._group()
+        group = self._board.group()
         for rank in self._ranks:
             if group is not None and rank != self._rank:
                 for tag in _TAGS:
@@ -196,15 +195,15 @@ class Watch:
 
     def _found(self) -> str | None:
         """Why this rank waits in vain, if it does."""
-        notices = sorted(filter(None, map(self._notice_of, self._ranks)))
+        notices = self._notices()
         if notices:  # of those who failed first
-            return notices[0]
+            return min(notices.values())
         return next(filter(None, map(self._difference_from, self._ranks)), None)
 
     def _heard(self) -> str | None:
         """Why another rank waits in vain, which has found that itself."""
-        others = [self._read("waits", rank) for rank in self._ranks if rank != self._rank]
-        told = [text.partition(" ") for text in others]
+        others = {**self._board.read_all("waits"), self._rank: ""}
+        told = [text.partition(" ") for text in others.values()]
         return next((why for how, _, why in told if how == _FOUND), None)
 
     def _write_down(self) -> None:
@@ -214,13 +213,13 @@ class Watch:
             lengths = len(logs[0]), len(logs[1])
             if self._written.get(rank) != lengths:
                 self._written[rank] = lengths
-                self._write(f"messages with {rank}", _as_text(logs))
+                self._board.write("messages", _as_text(logs), reader=rank)
 
     def _difference_from(self, rank: int) -> str | None:
         """Messages between this rank and another that never meet, since they move other things."""
         if rank not in self.sent and rank not in self.received:
             return None
-        text = self._read(f"messages with {self._rank}", rank)
+        text = self._board.read("messages", rank)
         if not text:
             return None
         their_sent, their_received, words = json.loads(text)
@@ -236,30 +235,20 @@ class Watch:
                     return difference(self._rank, mark.words, rank, their_words)
         return None
 
-    def _notice_of(self, rank: int) -> str | None:
-        """What another rank has told that raised more often than this one, in words."""
-        # What all ranks have raised together is over for all of them.
-        count, _, rest = self._read("raised", rank).partition(" ")
-        if rank == self._rank or not count or int(count) <= self._num_raised:
-            return None
-        what, _, text = rest.partition(" ")
-        return f"{_FAILED_TEXT if what == _FAILED else _LOST_TEXT}: [rank {rank}] {text}"
+    def _notices(self) -> dict[int, str]:
+        """What others have told that raised more often than this rank, in words."""
+        found = {}
+        for rank, told in self._board.read_all("raised").items():
+            count, what, text = told.split(" ", 2)
+            # What all ranks have raised together is over for all of them.
+            if rank != self._rank and int(count) > self._num_raised:
+                start = _FAILED_TEXT if what == _FAILED else _LOST_TEXT
+                found[rank] = f"{start}: [rank {rank}] {text}"
+        return found
 
-    def _is_over_for(self, rank: int) -> bool:
-        return bool(self._read("waits", rank)) or self._notice_of(rank) is not None
-
-    def _write(self, what: str, text: str) -> None:
-        group = self._group()
-        with suppress(RuntimeError, LookupError, ValueError):  # the store, or the group, is gone
-            if group is not None:
-                group_store(group).set(f"{self._name}/{what}/{self._rank}", text)
-
-    def _read(self, what: str, rank: int) -> str:
-        group, key = self._group(), f"{self._name}/{what}/{rank}"
-        with suppress(RuntimeError, LookupError, ValueError):
-            if group is not None and (store := group_store(group)).check([key]):
-                return store.get(key).decode(errors="replace")
-        return ""
+    def _is_over_for_all(self) -> bool:
+        """Whether every rank has raised, or knows that it waits in vain."""
+        return {*self._board.read_all("waits"), *self._notices()} >= {*self._ranks}
 
 
 def _as_text(logs: Sequence[_Log]) -> str:
