@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwise.geometry.box import Ints
     from shardwise.transfer.regions import Regions
 
-__all__ = ["copies", "num_not_held"]
+__all__ = ["copies", "most_copies", "num_not_held"]
 
 _LEAST_PART = 1 << 16  # bytes: a smaller piece is not split among its holders
 _PARTS_OF_MEAN = 4  # a piece is split into parts of a quarter of the mean load
@@ -51,6 +51,15 @@ def copies(source: Layout, target: Layout, regions: Regions, itemsize: int) -> M
     if not is_open.any():
         return moves
     return _balanced(source, moves, is_open, num_holders, itemsize)
+
+
+def most_copies(source: Layout, target: Layout, regions: Regions, itemsize: int) -> Ints:
+    """Moves that fill each region on every target rank, that many or fewer, (n,)."""
+    nbytes = regions.volumes * itemsize
+    longest = (regions.stops - regions.starts).max(axis=1, initial=1)
+    parts = np.minimum(np.diff(source.box_rows)[regions.source_box], -(-nbytes // _LEAST_PART))
+    most: Ints = np.diff(target.box_rows)[regions.target_box] * np.clip(parts, 1, longest)
+    return most
 
 
 def num_not_held(source: Layout, target: Layout, regions: Regions) -> Ints:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.geometry import Boxes, overlapping_pairs
+from shardwise.transfer.copies import most_copies
 from shardwise.transfer.reductions import most_reduced
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ __all__ = ["most_moves"]
 
 
 def most_moves(plan: TransferPlan, limit: int) -> int:
-    """About the number of moves or more, found without making any of them.
+    """The number of moves or more, found without making any of them.
 
-    More by a factor only where a large region with replicas of addends has been cut less than it
-    might be. Counting stops soon after `limit`.
+    Many more only where large regions with replicas are cut less than they might be, or where no
+    dim has room for the parts of a sum. Counting stops soon after `limit`.
     """
     source, target = plan.source, plan.target
     if source.grid is not None and target.grid is not None:
@@ -39,5 +40,5 @@ def most_moves(plan: TransferPlan, limit: int) -> int:
         return regions
     meet = plan.regions
     if source.pending is None and target.pending is None:
-        return int(np.diff(target.box_rows)[meet.target_box].sum())
+        return int(most_copies(source, target, meet, plan.itemsize).sum())
     return int(most_reduced(source, target, meet, plan.itemsize).sum())

@@ -112,7 +112,8 @@ def most_reduced(source: Layout, target: Layout, regions: Regions, itemsize: int
     # Where no dim has room for them, a part is a flat range: several boxes, and parts of it again.
     sides = (regions.stops - regions.starts).max(axis=1, initial=1)
     flat = np.where(has_replicas, 2, 1) * np.where(sides < parts, 1, 0)
-    boxes = np.minimum(parts * (2 * source.ndim - 1) ** flat, np.maximum(regions.volumes, 1))
+    most_boxes = max(2 * source.ndim - 1, 1)  # of a flat range
+    boxes = np.minimum(parts * most_boxes**flat, np.maximum(regions.volumes, 1))
     most: Ints = boxes * (held + wanted)
     return most
 
