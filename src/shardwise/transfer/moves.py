@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_GROUP", "Moves", "ragged"]
 
+_FEW = 256  # that are looked through for one rank sooner than they are sorted for all
 NO_GROUP = -1  # of a move that is a plain copy
 
 Mask = NDArray[np.bool_]
@@ -92,6 +93,8 @@ class Moves:
 
     def of_rank(self, rank: int) -> Moves:
         """The moves in which `rank` takes part, in the same order."""
+        if len(self) <= _FEW:
+            return self[(self.src == rank) | (self.dst == rank)]
         rows = [
             order[np.searchsorted(ends, rank, "left") : np.searchsorted(ends, rank, "right")]
             for order, ends in self._ends

@@ -185,7 +185,8 @@ class _RoundBuilder:
 
     def build(self, moves: Sequence[Moves]) -> Round:
         rows: dict[tuple[TransferPlan, int], list[_Row]] = {}
-        for tensor in sorted(range(len(self.plans)), key=lambda t: -self.alignment(t)):
+        here = [tensor for tensor, part in enumerate(moves) if len(part)]
+        for tensor in sorted(here, key=lambda t: -self.alignment(t)):
             plan, part = self.plans[tensor], moves[tensor]
             known = rows.get((plan, id(part)))
             if known is None:
@@ -292,7 +293,9 @@ def _rows_of(plan: TransferPlan, moves: Moves, rank: int) -> list[_Row]:
         return []
     is_spread = mine.step == 1
     sources = _places(plan.source, rank, mine.source_row, mine, keep=~is_spread, is_target=False)
-    spread = _places(plan.target, rank, mine.source_row, mine, keep=is_spread, is_target=True)
+    spread: Sequence[Place | None] = [None] * len(mine)
+    if is_spread.any():
+        spread = _places(plan.target, rank, mine.source_row, mine, keep=is_spread, is_target=True)
     targets = _places(
         plan.target, rank, mine.target_row, mine, keep=mine.dst == rank, is_target=True
     )

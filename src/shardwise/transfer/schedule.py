@@ -172,23 +172,26 @@ def _staging(
     times: dict[tuple[TransferPlan, int], int] = defaultdict(int)
     listed: dict[tuple[TransferPlan, int], Moves] = {}
     for plan, part in zip(plans, moves, strict=True):
-        times[plan, id(part)] += 1
-        listed[plan, id(part)] = part
-    found: dict[int, int] = defaultdict(int)
+        if len(part):
+            times[plan, id(part)] += 1
+            listed[plan, id(part)] = part
+    nothing = np.zeros(0, np.int64)
+    ends = [(nothing, nothing)]  # ranks, and bytes on each
     for (plan, key), count in times.items():
         part = listed[plan, key]
-        wire = part[part.is_wire]
-        sends, receives = (np.ones(len(wire), dtype=bool) for _ in range(2))
-        if not is_packed:
-            sends, receives = _is_staged(plan, part, wire)
-        nbytes = wire.volumes * plan.itemsize * count
-        for ranks, staged in ((wire.src, sends), (wire.dst, receives)):
-            distinct, slot = np.unique(ranks[staged], return_inverse=True)
-            sums = np.zeros(len(distinct), np.int64)
-            np.add.at(sums, slot, nbytes[staged])
-            for rank, total in zip(distinct.tolist(), sums.tolist(), strict=True):
-                found[rank] += total
-    return found
+        wire = np.flatnonzero(part.is_wire)
+        nbytes = part.volumes[wire] * plan.itemsize * count
+        every = np.ones(len(wire), dtype=bool)
+        sends, receives = (every, every) if is_packed else _is_staged(plan, part, part[wire])
+        ends += [
+            (part.src[wire[sends]], nbytes[sends]),
+            (part.dst[wire[receives]], nbytes[receives]),
+        ]
+    ranks, sizes = (np.concatenate(columns) for columns in zip(*ends, strict=True))
+    distinct, slot = np.unique(ranks, return_inverse=True)
+    sums = np.zeros(len(distinct), np.int64)
+    np.add.at(sums, slot, sizes)
+    return dict(zip(distinct.tolist(), sums.tolist(), strict=True))
 
 
 def _is_staged(plan: TransferPlan, part: Moves, wire: Moves) -> tuple[np.ndarray, np.ndarray]:
