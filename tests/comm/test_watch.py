@@ -23,13 +23,13 @@ from shardwise._torch_compat import HashStore, group_store
 from shardwise.comm import batch, board, communicator, execute, executor, roll_call, short, watch
 from shardwise.comm.agreement import heard_by_all
 from shardwise.comm.alike import FEWEST
-from shardwise.comm.marks import mark_of
+from shardwise.comm.marks import Mark, mark_of
 from shardwise.comm.ranks import GroupRanks
 from shardwise.errors import AbsentRanksError, AgreementError, OpError
 from shardwise.transfer import plan_reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardwise.comm.checks import CheckMode
 
@@ -280,14 +280,15 @@ def test_ranks_that_wait_in_vain_by_way_of_others_are_told_so_too() -> None:
             assert "max_bytes=16" in text
 
 
+def _marks(sizes: Sequence[int]) -> list[Mark]:
+    specs = [shardwise.chunk(dim, ranks=range(3)) for dim in (0, 1)]
+    rows, columns = ([spec.layout((size, 2)) for size in sizes] for spec in specs)
+    plans = [plan_reshard(*ends, itemsize=4) for ends in zip(rows, columns, strict=True)]
+    return [mark_of([(plan, torch.float32)]) for plan in plans]
+
+
 def test_messages_are_compared_by_their_number_on_a_link(ranks: Ranks) -> None:
-    marks = [
-        mark_of([(plan_reshard(rows, columns, 4), torch.float32)])
-        for n in range(1, 200)
-        for rows, columns in [
-            [shardwise.chunk(dim, ranks=range(3)).layout((n, 2)) for dim in (0, 1)]
-        ]
-    ]
+    marks = _marks(range(1, 200))
     assert len({mark.tag for mark in marks}) == len(marks)
     first, second, third = ranks.watches
     for mark in marks[:100]:
@@ -303,8 +304,11 @@ def test_messages_are_compared_by_their_number_on_a_link(ranks: Ranks) -> None:
         third.received[0].add(mark)
     third._write_down()
     here, there = (mark.words.short for mark in marks[70:72])
-    why = f"ranks do not move the same: rank 0: {here}; rank 2: {there}"
-    assert first._found() == why
+    start = f"ranks do not move the same: rank 0: {here}; rank 2:"
+    assert first._found() == f"{start} something else"
+    first._write_down()
+    assert third._found() == f"ranks do not move the same: rank 2: {there}; rank 0: {here}"
+    assert first._found() == f"{start} {there}"
     assert second._found() is None
     for mark in marks[100:]:
         first.sent[2].add(mark)
@@ -315,10 +319,11 @@ def test_messages_are_compared_by_their_number_on_a_link(ranks: Ranks) -> None:
 
 def test_what_is_written_down_stays_as_long_as_nothing_is_added(ranks: Ranks) -> None:
     """A rank that waits for one that is slow would fill the store with the same, twice a second."""
-    rows, columns = (shardwise.chunk(dim, ranks=range(3)).layout((3, 3)) for dim in (0, 1))
-    mark = mark_of([(plan_reshard(rows, columns, 4), torch.float32)])
+    (mark,) = _marks([3])
     one, written = ranks.watches[0], []
-    ranks.groups[0].store = SimpleNamespace(set=lambda key, text: written.append(key))
+    ranks.groups[0].store = SimpleNamespace(
+        set=lambda key, text: written.append(key), add=lambda key, number: number
+    )
     for count in (1, 2):
         one.sent[1].add(mark)
         one._write_down()
@@ -334,10 +339,10 @@ def _notes_of_two_groups(rank: int) -> list[str]:
         members: Any = communicator()
         both: list[Any] = [members, communicator(wire="cpu")]
         for one in both:
-            notes.append(one._watch._board.read_all("raised").get(rank, ""))
+            notes.append(one._watch._board.read("raised", [rank]).get(rank, ""))
             assert one._roll_call._book(dist.group.WORLD).verdict() is None
         members.tell(ValueError("a mistake"))
-        notes.append(members._watch._board.read_all("raised").get(rank, ""))
+        notes.append(members._watch._board.read("raised", [rank]).get(rank, ""))
         members._roll_call._book(dist.group.WORLD).judge(1, timed_out=True)
     return notes
 
@@ -651,7 +656,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks(monkeypatch)
 
 
-def test_who_waits_where_nothing_went_wrong_asks_the_store_for_one_number(
+def test_who_waits_where_nothing_went_wrong_asks_the_store_for_few_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thousands of ranks may wait for one that is late, and all look twice a second."""
@@ -668,16 +673,24 @@ def test_who_waits_where_nothing_went_wrong_asks_the_store_for_one_number(
     ranks.groups[0].store = SimpleNamespace(
         **{name: counted(name) for name in ("add", "check", "get", "set")}
     )
+    (mark,) = _marks([3])
     for rank in range(31):
         ranks.wait(rank)
+        for peer in {*range(32)} - {rank}:  # of whom the last has not come
+            ranks.watches[rank].received[peer].add(mark)
+            ranks.watches[rank].sent[peer].add(mark)
+    for one in ranks.watches[:31]:
+        one._write_down()
+    ranks.watches[0]._found()
+    asked.clear()
     ranks.now = 1.5 * watch._PATIENCE
     for _ in range(10):
         ranks.watches[0].look()
-    assert asked == {"add": 20}
+    assert sum(asked.values()) <= 10 * 2 * 3  # a check and a get, of three kinds of news
     ranks.watches[31].tell(ValueError("rows"))
     for _ in range(10):
         ranks.watches[0].look()
-    assert asked["check"] < 150  # the texts of all once, and again after its own
+    assert asked["check"] < 200  # the texts of all once, and again after its own
     assert ranks.closed(1.6 * watch._PATIENCE) == list(range(31))
 
 
@@ -739,13 +752,13 @@ def test_no_wait_ends_while_the_watching_thread_has_its_group(ranks: Ranks) -> N
     waiting = threading.Thread(target=one.wait, args=[[(1, SimpleNamespace(wait=wait))]])
     was_waiting = []
 
-    def add(key: str, number: int) -> int:
+    def check(keys: list[str]) -> bool:
         comes.set()
         waiting.join(0.2)
         was_waiting.append(waiting.is_alive())
-        return number
+        return False
 
-    ranks.groups[0].store = SimpleNamespace(add=add)
+    ranks.groups[0].store = SimpleNamespace(check=check)
     waiting.start()
     assert began.wait(60)
     ranks.now = watch._PATIENCE

@@ -1,12 +1,13 @@
-"""Texts that ranks of a group leave each other in its store, for when something goes wrong.
+"""Texts that ranks which wait leave each other in the store of their group.
 
 [Note: news] A rank that waits looks for such texts twice a second, and thousands of ranks may wait.
-So who writes a text that is for all counts it, in one place, and who looks reads that number; all
-texts only if it is another than before. As long as nothing goes wrong it is zero.
+So who writes a text counts it, in one place for all readers of it, and who looks reads that number,
+and the texts only if it is another than before.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 from shardwise._torch_compat import group_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import torch.distributed as dist
 
     from shardwise._torch_compat import Store
-    from shardwise.comm.ranks import GroupRanks
 
 __all__ = ["Board"]
 
 T = TypeVar("T")
+_Texts = dict[int, str]  # rank -> what it has written
 
 
 class Board:
@@ -32,57 +33,67 @@ class Board:
     A store that is gone, with its group or with the rank that had it, has no texts.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int, *, name: str
-    ) -> None:
-        self.group = weakref.ref(group)
-        self._ranks, self._rank, self._name = ranks, rank, name
-        self._written: dict[str, str] = {}
-        self._num_read = 0  # the number of texts for all, when they were last read
-        self._texts: dict[str, dict[int, str]] = {}  # those, by what they are about
+    def __init__(self, group: dist.ProcessGroup, rank: int, *, name: str) -> None:
+        self._group = weakref.ref(group)
+        self._rank, self._name = rank, name
+        self._last: dict[str, str | None] = {}  # what stands under a key; None: perhaps
+        # By what they are about: news and ranks as they were when they were last read, the texts.
+        self._read: dict[str, tuple[int, Collection[int], _Texts]] = {}
+        self._lock = threading.Lock()  # a rank looks in one thread, and is told in another
 
     def write(self, what: str, text: str, *, reader: int | None = None) -> None:
         """This rank's text, for one rank or for all; it takes the place of the one before."""
         key = self._key(what, self._rank, reader)
 
-        def write(store: Store) -> None:
+        def put(store: Store) -> None:
+            self._last[key] = None
             store.set(key, text)
-            self._written[key] = text
-            if reader is None:
-                store.add(f"{self._name}/news", 1)
+            store.add(self._news(reader), 1)
+            self._last[key] = text
 
-        if text != self._written.get(key, ""):
-            self._with_store(write, None)
+        with self._lock:
+            if text != self._last.get(key, ""):
+                self._with_store(put, None)
 
-    def read(self, what: str, rank: int) -> str:
-        """The text of `rank` that is for this one; empty if there is none."""
-        return self._with_store(lambda store: self._get(store, what, rank, self._rank), "")
+    def read(
+        self, what: str, ranks: Collection[int], *, reader: int | None = None
+    ) -> Mapping[int, str]:
+        """Rank -> its text that is for `reader`, or for all; of those that have written one."""
 
-    def read_all(self, what: str) -> Mapping[int, str]:
-        """Rank -> its text that is for all, of the ranks that have written one. [Note: news]"""
+        def get(store: Store) -> _Texts:
+            news = self._news(reader)  # before the texts, so that none is missed
+            number = int(store.get(news)) if store.check([news]) else 0
+            known_number, known_ranks, texts = self._read.get(what, (0, ranks, {}))
+            if (number, ranks) != (known_number, known_ranks):
+                found = {rank: _get(store, self._key(what, rank, reader)) for rank in ranks}
+                texts = {rank: text for rank, text in found.items() if text}
+                self._read[what] = number, ranks, texts
+            return texts
 
-        def read(store: Store) -> Mapping[int, str]:
-            number = store.add(f"{self._name}/news", 0)  # before the texts, so that none is missed
-            if number != self._num_read:
-                self._num_read = number
-                self._texts.clear()
-            if number and what not in self._texts:
-                texts = {rank: self._get(store, what, rank, None) for rank in self._ranks}
-                self._texts[what] = {rank: text for rank, text in texts.items() if text}
-            return self._texts.get(what, {})
+        with self._lock:
+            return self._with_store(get, {})
 
-        return self._with_store(read, {})
+    def explain(self, word: str, text: str) -> None:
+        """What a word means that ranks use in texts, the same whichever rank says so."""
+        self._with_store(lambda store: store.set(f"{self._name}/meaning/{word}", text), None)
 
-    def _get(self, store: Store, what: str, rank: int, reader: int | None) -> str:
-        key = self._key(what, rank, reader)
-        return store.get(key).decode(errors="replace") if store.check([key]) else ""
+    def meaning(self, word: str) -> str:
+        """What a rank has explained; empty if none has."""
+        return self._with_store(lambda store: _get(store, f"{self._name}/meaning/{word}"), "")
 
     def _key(self, what: str, rank: int, reader: int | None) -> str:
         return f"{self._name}/{what}/{rank}" + ("" if reader is None else f" for {reader}")
 
+    def _news(self, reader: int | None) -> str:
+        return f"{self._name}/news" + ("" if reader is None else f" for {reader}")
+
     def _with_store(self, use: Callable[[Store], T], absent: T) -> T:
-        group = self.group()
+        group = self._group()
         with suppress(RuntimeError, LookupError, ValueError):  # the store, or the group, is gone
             if group is not None:
                 return use(group_store(group))
         return absent
+
+
+def _get(store: Store, key: str) -> str:
+    return store.get(key).decode(errors="replace") if store.check([key]) else ""

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from shardwise.geometry import Layout
     from shardwise.transfer import TransferPlan
 
-__all__ = ["Mark", "Words", "difference", "mark_of"]
+__all__ = ["NO_EXCHANGE", "Mark", "Words", "difference", "mark_of"]
 
 _FIRST_TAG = _NUM_TAGS = 1 << 28  # apart from those of early messages, which begin at 1 << 30
 _LONGEST = 400  # characters of a layout's boxes
-_NO_EXCHANGE = "messages of no exchange"
 
 
 class Mark(NamedTuple):
@@ -62,10 +61,13 @@ class Words(NamedTuple):
     long: str  # of exchanges whose short ones are alike: with the boxes of the first tensor
 
 
-def difference(rank: int, words: Words | None, other: int, their_words: Words | None) -> str:
-    """Of ranks that do not move the same: what each moves; None for messages of no exchange."""
-    nothing = Words(_NO_EXCHANGE, _NO_EXCHANGE)
-    (here, here_in_full), (there, there_in_full) = words or nothing, their_words or nothing
+NO_EXCHANGE = Words(*["messages of no exchange"] * 2)
+_UNKNOWN = Words(*["something else"] * 2)
+
+
+def difference(rank: int, words: Words, other: int, their_words: Words | None) -> str:
+    """Of ranks that do not move the same: what each moves, if it is known of the other."""
+    (here, here_in_full), (there, there_in_full) = words, their_words or _UNKNOWN
     if here == there:
         here, there = here_in_full, there_in_full
     if here == there:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from shardwise.arguments import whole_number
 from shardwise.comm.communicator import Communicator, Flight, simulated_rank
 from shardwise.comm.flights import as_bytes
-from shardwise.comm.marks import Words, difference
+from shardwise.comm.marks import NO_EXCHANGE, Words, difference
 from shardwise.comm.ranks import GroupRanks
 from shardwise.comm.reducing import add_to, rescale
 from shardwise.errors import (
@@ -413,5 +413,5 @@ class _SimulatedFlight:
             self.land(index)
 
 
-def _words_of(mark: Mark | None) -> Words | None:
-    return None if mark is None else mark.words
+def _words_of(mark: Mark | None) -> Words:
+    return NO_EXCHANGE if mark is None else mark.words

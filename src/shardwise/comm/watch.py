@@ -50,6 +50,7 @@ Message = tuple[int, "dist.Work | None"]  # from or to whom, and None once it wa
 
 _PATIENCE = 5.0  # seconds that a rank waits before it looks; far more than an exchange takes
 _LOOK = 0.5  # between two looks
+_ANSWER = 4 * _LOOK  # in which one who waits, too, has looked
 _NOTICE_PATIENCE = 0.5  # for the notice of a rank that has just closed the connections
 # Of messages that nobody sends. gloo has connections of their own for every network interface, and
 # chooses by the tag: so many in a row reach all connections.
@@ -93,7 +94,8 @@ class Watch:
     def __init__(
         self, group: dist.ProcessGroup, ranks: GroupRanks, rank: int, *, name: str
     ) -> None:
-        self._board = Board(group, ranks, rank, name=name)
+        self._group = weakref.ref(group)
+        self._board = Board(group, rank, name=name)
         self._ranks = ranks
         self._rank = rank
         self._num_raised = 0  # how often this rank has told the others
@@ -147,7 +149,10 @@ class Watch:
         """A connection broke: raises what another rank has told, if it was because of that."""
         self._is_broken = True
         end = time.monotonic() + _NOTICE_PATIENCE
-        while (why := self._found() or self._heard()) is None and time.monotonic() < end:
+        while (why := self._found(is_final=False) or self._heard()) is None:
+            if time.monotonic() >= end:
+                why = self._found()
+                break
             time.sleep(_NOTICE_PATIENCE / 20)
         # What this rank lost by itself tells more than that others have lost something, too.
         if why is not None and (self._is_in_vain or not why.startswith(_LOST_TEXT)):
@@ -167,7 +172,7 @@ class Watch:
             if waited < _PATIENCE:
                 return
             self._write_down()
-            found = self._found()
+            found = self._found(is_final=waited >= _PATIENCE + _ANSWER)
             why = found or self._heard()
             if why is not None:
                 self._is_in_vain = True
@@ -185,7 +190,7 @@ class Watch:
 
     def close(self) -> None:
         """Closes the connections of this rank, gloo's: all waits for it end, and the group does."""
-        group = self._board.group()
+        group = self._group()
         for rank in self._ranks:
             if group is not None and rank != self._rank:
                 for tag in _TAGS:
@@ -193,16 +198,21 @@ class Watch:
                         never = group.recv([torch.empty(1)], self._ranks.group_rank(rank), tag)
                         never.wait(timedelta(milliseconds=1))
 
-    def _found(self) -> str | None:
-        """Why this rank waits in vain, if it does."""
+    def _found(self, *, is_final: bool = True) -> str | None:
+        """Why this rank waits in vain, if it does; more may be known later unless `is_final`."""
         notices = self._notices()
         if notices:  # of those who failed first
             return min(notices.values())
-        return next(filter(None, map(self._difference_from, self._ranks)), None)
+        partners = sorted({*self.sent, *self.received})
+        texts = self._board.read("messages", partners, reader=self._rank)
+        found = (
+            self._difference_from(rank, text, is_final=is_final) for rank, text in texts.items()
+        )
+        return next(filter(None, found), None)
 
     def _heard(self) -> str | None:
         """Why another rank waits in vain, which has found that itself."""
-        others = {**self._board.read_all("waits"), self._rank: ""}
+        others = {**self._board.read("waits", self._ranks.ranks), self._rank: ""}
         told = [text.partition(" ") for text in others.values()]
         return next((why for how, _, why in told if how == _FOUND), None)
 
@@ -213,16 +223,12 @@ class Watch:
             lengths = len(logs[0]), len(logs[1])
             if self._written.get(rank) != lengths:
                 self._written[rank] = lengths
-                self._board.write("messages", _as_text(logs), reader=rank)
+                tags = [(log.last()[0], [mark.tag for mark in log.last()[1]]) for log in logs]
+                self._board.write("messages", json.dumps(tags), reader=rank)
 
-    def _difference_from(self, rank: int) -> str | None:
+    def _difference_from(self, rank: int, text: str, *, is_final: bool) -> str | None:
         """Messages between this rank and another that never meet, since they move other things."""
-        if rank not in self.sent and rank not in self.received:
-            return None
-        text = self._board.read("messages", rank)
-        if not text:
-            return None
-        their_sent, their_received, words = json.loads(text)
+        their_sent, their_received = json.loads(text)
         pairs = (self.sent[rank], their_received), (self.received[rank], their_sent)
         for log, (their_first, their_tags) in pairs:
             first, marks = log.last()
@@ -231,14 +237,18 @@ class Watch:
                     break
                 mark, their_tag = marks[number - first], their_tags[number - their_first]
                 if mark.tag != their_tag:
-                    their_words = Words(*words[str(their_tag)])
-                    return difference(self._rank, mark.words, rank, their_words)
+                    self._board.explain(str(mark.tag), json.dumps(mark.words))
+                    meaning = self._board.meaning(str(their_tag))
+                    if meaning or is_final:  # they explain it when they look and find the same
+                        their_words = Words(*json.loads(meaning)) if meaning else None
+                        return difference(self._rank, mark.words, rank, their_words)
+                    return None
         return None
 
     def _notices(self) -> dict[int, str]:
         """What others have told that raised more often than this rank, in words."""
         found = {}
-        for rank, told in self._board.read_all("raised").items():
+        for rank, told in self._board.read("raised", self._ranks.ranks).items():
             count, what, text = told.split(" ", 2)
             # What all ranks have raised together is over for all of them.
             if rank != self._rank and int(count) > self._num_raised:
@@ -248,14 +258,8 @@ class Watch:
 
     def _is_over_for_all(self) -> bool:
         """Whether every rank has raised, or knows that it waits in vain."""
-        return {*self._board.read_all("waits"), *self._notices()} >= {*self._ranks}
-
-
-def _as_text(logs: Sequence[_Log]) -> str:
-    """Of each log the first number and the tags, then what each tag is in words, once."""
-    marks = {mark.tag: mark for log in logs for mark in log.last()[1]}
-    tags = [(log.last()[0], [mark.tag for mark in log.last()[1]]) for log in logs]
-    return json.dumps([*tags, {tag: mark.words for tag, mark in marks.items()}])
+        told = self._board.read("waits", self._ranks.ranks)
+        return {*told, *self._notices()} >= {*self._ranks}
 
 
 # Module state: one thread for all groups of this process, which ends with the process.
