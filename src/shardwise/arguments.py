@@ -43,11 +43,11 @@ def whole_number(value: object, what: str, *, least: int | None = 0, fix: str | 
     return number
 
 
-def cap(max_bytes: object, call: str) -> int | None:
-    """`max_bytes` of a call as an int, or None; raises if it is neither, or below 1."""
+def cap(max_bytes: object, call: str | None = None) -> int | None:
+    """`max_bytes`, of a call, as an int, or None; raises if it is neither, or below 1."""
     if max_bytes is None:
         return None
-    return whole_number(max_bytes, f"max_bytes of {call}", least=1)
+    return whole_number(max_bytes, "max_bytes" if call is None else f"max_bytes of {call}", least=1)
 
 
 def whole_numbers(values: object, what: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import sys
 import threading
 import tracemalloc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,38 @@ def test_a_plan_that_left_the_cache_is_held_by_nothing_else() -> None:
     assert make_schedule([plan, plan], 1001) is not schedule
     assert recognise(plan, (0, 1)) is None
     alive = weakref.ref(plan)
-    del plan, schedule
+    other = cache.get(columns, rows, 4)
+    make_schedule([other, plan], 1000)
+    del plan, schedule, other
     for itemsize in (1, 2, 3):
         cache.get(rows, columns, itemsize)
     assert alive() is None
+
+
+def test_sets_of_plans_are_scheduled_by_many_threads_at_once() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=[0, 1]).layout((6, 8)) for dim in (0, 1))
+    plan = TransferPlan(rows, columns, 4)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            caps = [1000 + k % 130 for k in range(2000)]
+            found = list(pool.map(lambda cap: make_schedule([plan, plan], cap), caps))
+    finally:
+        sys.setswitchinterval(interval)
+    assert [schedule.max_bytes for schedule in found] == caps
+
+
+def test_a_huge_plan_stays_where_only_the_number_of_plans_is_full() -> None:
+    rows, columns = (shardwise.chunk(dim, ranks=range(32)).layout((64, 64)) for dim in (0, 1))
+    small = shardwise.chunk(0, ranks=[0, 1]).layout((6, 8))
+    cache = PlanCache(max_plans=4, max_bytes=1 << 17)
+    large = cache.get(rows, columns, 4)
+    large.schedule()
+    assert 1 << 16 < large.nbytes < 1 << 17
+    for itemsize in range(1, 20):
+        assert cache.get(rows, columns, 4) is large
+        cache.get(small, small, itemsize)
 
 
 def _again(layout: Layout) -> Layout:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwise._torch_compat import foreach_copy
-from shardwise.arguments import whole_number
+from shardwise.arguments import cap
 from shardwise.comm.agreement import agree
 from shardwise.comm.alike import sort_out
 from shardwise.comm.aside import Aside
@@ -142,8 +142,7 @@ def start_all(
     work = _Work([])
     try:
         check_list(transfers, members.rank)
-        if max_bytes is not None:
-            max_bytes = whole_number(max_bytes, "max_bytes", least=1)
+        max_bytes = cap(max_bytes)
         work = _divide(transfers, max_bytes, members)
         if any([transfer.out is not None for transfer in transfers]):
             check_apart(transfers, members.rank)

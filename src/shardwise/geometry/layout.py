@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REDUCE_OPS", "Entry", "Layout", "ReduceOp", "check_layout"]
 
+LAST_RANK = np.iinfo(np.int64).max  # that a layout may have
 _MOST_LISTED = 256  # boxes in the listing
 _MOST_PADDING = 64  # padded size of a grid, in units of the layout's
 ReduceOp = Literal["sum", "avg", "max", "min", "product"]  # what a pending layout waits for
@@ -162,6 +163,8 @@ class Layout:
         """Rows of this layout's arrays that are on `rank`, ascending."""
         rank = whole_number(rank, "rank")
         by_rank, sorted_ranks = self._by_rank
+        if rank > LAST_RANK:  # numpy would compare it as a float
+            return by_rank[:0]
         first, last = (np.searchsorted(sorted_ranks, rank, side) for side in ("left", "right"))
         return by_rank[first:last]
 

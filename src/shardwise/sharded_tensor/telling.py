@@ -54,7 +54,7 @@ def tell_of_arguments(
     """`problem` leaves `what` here, whose arguments are too wrong to say for which group it is.
 
     It may be the one that was given, that of the first sharded tensor among the values, or else the
-    default group, to which no rank waits to speak. `hot` as in `agree`.
+    default group: perhaps another, so that this rank waits for nobody there. `hot` as in `agree`.
     """
     members = None
     if process_group is not None:

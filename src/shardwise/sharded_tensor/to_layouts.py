@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +37,7 @@ from shardwise.sharded_tensor.to_layout import (
 from shardwise.sharded_tensor.usable import live_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.differentiable import Exchange
@@ -260,12 +260,12 @@ def _listed(tensors: Any) -> tuple[list[Any], list[Any]]:
     return names, listed
 
 
-def _values_of(tensors: Any) -> Iterable[object]:
+def _values_of(tensors: Any) -> Collection[object]:
     """What there is of tensors in an argument that is perhaps no list of them."""
     if isinstance(tensors, Mapping):
         return tensors.values()
-    is_one = isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable)
-    return (tensors,) if is_one else tensors
+    # Nothing is asked of an iterator, which may have no end, or communicate.
+    return tensors if isinstance(tensors, list | tuple) else (tensors,)
 
 
 def _numbers(listed: Sequence[object]) -> list[str]:

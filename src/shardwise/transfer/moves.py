@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.geometry.layout import LAST_RANK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -93,6 +95,8 @@ class Moves:
 
     def of_rank(self, rank: int) -> Moves:
         """The moves in which `rank` takes part, in the same order."""
+        if rank > LAST_RANK:  # numpy would compare it as a float
+            return self[np.zeros(0, np.int64)]
         if len(self) <= _FEW:
             return self[(self.src == rank) | (self.dst == rank)]
         rows = [

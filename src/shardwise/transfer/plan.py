@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwise.arguments import whole_number
+from shardwise.arguments import cap, whole_number
 from shardwise.errors import PlanError
 from shardwise.geometry import Boxes, Layout, check_layout
 from shardwise.transfer.copies import copies, num_not_held
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Message", "TransferPlan"]
 
 _MOST_SCHEDULES = 4  # that a plan keeps, each under a cap of its own
+_MOST_SETS = 64  # schedules that it keeps of sets in which it is the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,14 +259,18 @@ class TransferPlan:
 
     def schedule(self, max_bytes: int | None = None) -> Schedule:
         """The rounds in which the plan is carried out; `max_bytes` caps every rank's staging."""
-        cap = None if max_bytes is None else whole_number(max_bytes, "max_bytes", least=1)
-        known: dict[int | None, Schedule] = self.__dict__.get("_schedules", {})
-        found = known.get(cap)
+        return self.schedule_with((), cap(max_bytes))
+
+    def schedule_with(self, others: tuple[TransferPlan, ...], max_bytes: int | None) -> Schedule:
+        """That of a set of plans of which this is the first: for `make_schedule`."""
+        name, most = ("_sets", _MOST_SETS) if others else ("_schedules", _MOST_SCHEDULES)
+        known: dict[object, Schedule] = self.__dict__.get(name, {})
+        found = known.get((others, max_bytes))
         if found is None:
-            found = cut_rounds((self,), cap)
+            found = cut_rounds((self, *others), max_bytes)
             # Few, as each has all moves again. A new dict, as another thread may read the old one.
-            kept = list(self.__dict__.get("_schedules", {}).items())[1 - _MOST_SCHEDULES :]
-            self._set(_schedules={**dict(kept), cap: found})
+            kept = list(self.__dict__.get(name, {}).items())[1 - most :]
+            self._set(**{name: {**dict(kept), (others, max_bytes): found}})
         return found
 
     def forget_schedules(self) -> None:
@@ -273,13 +278,8 @@ class TransferPlan:
 
         They know their plan, so without this a plan that nobody has is not freed at once.
         """
-        self.__dict__.pop("_schedules", None)
-        self.__dict__.pop("sets", None)
-
-    @cached_property
-    def sets(self) -> dict[object, Schedule]:
-        """Schedules of sets of plans in which this one is the first: for `make_schedule`."""
-        return {}
+        for name in ("_schedules", "_sets"):
+            self.__dict__.pop(name, None)
 
     def peak_bytes(self, rank: int, max_bytes: int | None = None) -> int:
         """Most bytes that `rank` has beyond its source shards: the output and the staging."""

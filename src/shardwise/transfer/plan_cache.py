@@ -124,9 +124,9 @@ class PlanCache:
     def _trim(self) -> None:
         """Makes room for one more."""
         while self._plans and (len(self._plans) >= self._max_plans or self._held > self._max_bytes):
-            key = self._next_to_go()
+            key, is_forced = self._next_to_go()
             known = self._plans.pop(key)
-            if known.was_found and not self._is_huge(known):
+            if known.was_found and not is_forced:
                 known.was_found = False
                 self._plans[key] = known
             else:
@@ -135,15 +135,13 @@ class PlanCache:
                 self._forget_names(known)
                 known.plan.forget_schedules()
 
-    def _next_to_go(self) -> tuple[Layout, Layout, int]:
+    def _next_to_go(self) -> tuple[tuple[Layout, Layout, int], bool]:
+        """The key of a plan, and whether it goes in any case."""
         if self._held > self._max_bytes:
             for key, known in self._plans.items():
-                if self._is_huge(known):
-                    return key
-        return next(iter(self._plans))
-
-    def _is_huge(self, known: _Known) -> bool:
-        return 2 * known.nbytes > self._max_bytes
+                if 2 * known.nbytes > self._max_bytes:
+                    return key, True
+        return next(iter(self._plans)), False
 
 
 _cache = PlanCache(max_plans=1024, max_bytes=256 << 20)

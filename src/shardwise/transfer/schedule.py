@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwise.arguments import items, whole_number
+from shardwise.arguments import cap, items, whole_number
 from shardwise.errors import ArgumentTypeError, PlanError
 from shardwise.geometry import flat_range_boxes
 from shardwise.transfer.moves import NO_GROUP, Moves, ragged
@@ -36,7 +36,6 @@ __all__ = ["LEAST_CAP", "Schedule", "cut_rounds", "make_schedule"]
 
 LEAST_CAP = 16 << 20  # bytes of staging that are always allowed when nobody asked for a cap
 _MOST_SIDE_BY_SIDE = 16  # reductions that a rank receives in shares, about
-_MOST_SETS = 32  # schedules that a plan keeps of sets in which it is the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,22 +95,11 @@ def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -
             got=f"a {strange[0].__name__} among them",
             fix="Make each with shardwise.plan_reshard(source, target, itemsize).",
         )
-    if len(listed) == 1:
-        only: TransferPlan = listed[0]
-        return only.schedule(max_bytes)
-    if max_bytes is not None:
-        max_bytes = whole_number(max_bytes, "max_bytes", least=1)
-    # Kept by the first plan, in whose weight it counts, and with which it is forgotten.
-    plans, first = tuple(listed), listed[0] if listed else None
-    known: dict[object, Schedule] = {} if first is None else first.sets
-    key = plans[1:], max_bytes
-    found = known.get(key)
-    if found is None:
-        found = cut_rounds(plans, max_bytes)
-        while len(known) >= _MOST_SETS:
-            known.pop(next(iter(known)), None)
-        known[key] = found
-    return found
+    if not listed:
+        return cut_rounds((), cap(max_bytes))
+    # Kept by the first plan, in whose weight its moves count, and forgotten with it.
+    first: TransferPlan = listed[0]
+    return first.schedule_with(tuple(listed[1:]), cap(max_bytes))
 
 
 def cut_rounds(plans: tuple[TransferPlan, ...], max_bytes: int | None) -> Schedule:
