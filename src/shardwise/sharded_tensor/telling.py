@@ -61,6 +61,7 @@ def tell_of_arguments(
         with suppress(Exception):  # perhaps it is none
             members = communicator(process_group)
     if members is None:
+        hot = hot or process_group is not None  # of which others have named another, or none
         states = (state_or_none(value) for value in values)
         members = next((state.members for state in states if state is not None), None)
     if members is not None:
