@@ -364,7 +364,7 @@ def _targets(names: Sequence[Any], specs: Any) -> dict[Any, Any]:
         if strangers:
             raise ArgumentValueError(
                 "specs of reshard_all",
-                expected="names of the tensors",
+                expected=f"names of the tensors, such as {', '.join(map(repr, names[:3]))}",
                 got=", ".join(map(repr, strangers[:5])),
                 fix="Pass one spec for all, or as many as there are tensors, in the same form.",
             )
