@@ -61,8 +61,8 @@ class Words(NamedTuple):
     long: str  # of exchanges whose short ones are alike: with the boxes of the first tensor
 
 
-NO_EXCHANGE = Words(*["messages of no exchange"] * 2)
-_UNKNOWN = Words(*["something else"] * 2)
+NO_EXCHANGE = Words(*["messages of no exchange"] * 2)  # those without a mark
+_UNKNOWN = Words(*["something else"] * 2)  # of a rank that has not said it yet
 
 
 def difference(rank: int, words: Words, other: int, their_words: Words | None) -> str:
