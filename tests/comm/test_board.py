@@ -126,7 +126,7 @@ def test_a_text_is_taken_back_in_one_thread_after_another_wrote_it() -> None:
 def test_looking_writes_nothing(tmp_path: Path) -> None:
     """A file store would grow with every look of every rank that waits."""
     path = tmp_path / "store"
-    group = Group(dist.FileStore(str(path), 2))
+    group = Group(dist.FileStore(str(path), 2))  # type: ignore[attr-defined]  # not in its stubs
     first, second = _board(group, 0), _board(group, 1)
     second.write("raised", "one")
     assert first.read("raised", RANKS) == {1: "one"}
