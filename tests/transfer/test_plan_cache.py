@@ -17,7 +17,6 @@ import torch
 import shardwise
 from shardwise.errors import ArgumentTypeError
 from shardwise.geometry import Boxes, Layout
-from shardwise.transfer.patterns import recognise
 from shardwise.transfer.plan import TransferPlan
 from shardwise.transfer.plan_cache import PlanCache, plan_reshard
 from shardwise.transfer.schedule import make_schedule
@@ -96,7 +95,6 @@ def test_a_plan_that_left_the_cache_is_held_by_nothing_else() -> None:
     schedule = make_schedule([plan, plan], 1000)
     assert make_schedule([plan, plan], 1000) is schedule
     assert make_schedule([plan, plan], 1001) is not schedule
-    assert recognise(plan, (0, 1)) is None
     alive = weakref.ref(plan)
     other = cache.get(columns, rows, 4)
     make_schedule([other, plan], 1000)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardwise.comm.flights import as_bytes
-from shardwise.transfer.patterns import Pattern, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from shardwise.comm.communicator import Communicator
     from shardwise.comm.load import Load
     from shardwise.geometry import Box
+    from shardwise.transfer.patterns import Pattern
 
 __all__ = ["COLLECTIVES", "lower", "pattern_of"]
 
@@ -47,11 +47,8 @@ _REDUCIBLE = frozenset(
 
 def pattern_of(load: Load, members: Communicator) -> Pattern | None:
     """The collective by which the backend carries out this transfer, or None."""
-    known = COLLECTIVES.get(members.backend)
-    if not known:
-        return None
-    found = recognise(load.plan, members.ranks.ranks)
-    if found not in known:
+    found = load.known.pattern
+    if found not in COLLECTIVES.get(members.backend, ()):
         return None
     op = load.plan.source.pending
     return None if op is not None and load.dtype not in _REDUCIBLE else found

@@ -9,6 +9,7 @@ import torch
 from shardwise.comm.lowering import COLLECTIVES
 from shardwise.comm.marks import mark_of
 from shardwise.comm.short import short_of
+from shardwise.transfer.patterns import recognise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ class RankPlan:
         "_rank",
         "mark",
         "only_shape",
+        "pattern",
         "plan",
         "shapes",
         "short",
@@ -49,6 +51,8 @@ class RankPlan:
         # Known from the first `program()` on; none where a backend has collectives to prefer.
         self.short: Short | None = None
         self._may_be_short = not COLLECTIVES.get(members.backend)
+        # The collective that it is, where the backend has some.
+        self.pattern = None if self._may_be_short else recognise(plan, members.ranks.ranks)
         self.plan = plan
         self.shapes = plan.shapes_of(members.rank)
         # Of the result on this rank, if it is one shard.

@@ -147,8 +147,7 @@ def reshard(
     if is_quick and isinstance(x, ShardedTensor) and _is_there(state, to):
         return x  # nothing to do, and no time to lose over it
     with heard_by_all("reshard", state.comm, hot=process_group is None):
-        if max_bytes is not None:
-            max_bytes = cap(max_bytes, "reshard")
+        max_bytes = cap(max_bytes, "reshard")
         if process_group is None:
             target = target_in_group(to, state)
         else:  # of which `_check_group` tells the ranks

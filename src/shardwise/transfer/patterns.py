@@ -17,19 +17,12 @@ Pattern = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 
 
 def recognise(plan: TransferPlan, ranks: tuple[int, ...]) -> Pattern | None:
-    """The collective over exactly these ranks that the plan is, or None; cached.
+    """The collective over exactly these ranks that the plan is, or None.
 
     all_gather: even pieces, one a rank, become a copy on every rank. reduce_scatter: one addend of
     the whole tensor a rank becomes even pieces. all_reduce: such addends become a copy on every
     rank. broadcast: the whole tensor on one rank becomes a copy on every rank.
     """
-    known: dict[tuple[int, ...], Pattern | None] = plan.__dict__.setdefault("_patterns", {})
-    if ranks not in known:
-        known[ranks] = _recognised(plan, ranks)
-    return known[ranks]
-
-
-def _recognised(plan: TransferPlan, ranks: tuple[int, ...]) -> Pattern | None:
     source, target = plan.source, plan.target
     if len(ranks) < 2 or 0 in source.shape or target.pending is not None:
         return None

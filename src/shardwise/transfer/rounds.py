@@ -228,15 +228,15 @@ class RoundCutter:
         known = {key: book.items(part, plan.itemsize) for key, (part, plan) in distinct.items()}
         self.items = [known[id(part)] for part in moves]  # of each tensor; some share theirs
         job = np.concatenate([items.job for items in self.items])
-        self.order = np.argsort(job, kind="stable")  # what is local, then job by job
+        order = np.argsort(job, kind="stable")  # what is local, then job by job
         counts = np.array([len(items.job) for items in self.items])
         tensor, number = ragged(np.zeros_like(counts), counts)
-        self.tensor, self.number = tensor[self.order], number[self.order]
+        self.tensor, self.number = tensor[order], number[order]
         self.num_ranks, self.jobs = len(book.ranks), book.jobs
-        bounds = np.searchsorted(job[self.order], np.arange(len(book.jobs) + 1)).tolist()
+        bounds = np.searchsorted(job[order], np.arange(len(book.jobs) + 1)).tolist()
         self.num_local = bounds[0]
-        nbytes = np.concatenate([items.nbytes for items in self.items])[self.order]
-        slabs = np.concatenate([items.slab for items in self.items])[self.order]
+        nbytes = np.concatenate([items.nbytes for items in self.items])[order]
+        slabs = np.concatenate([items.slab for items in self.items])[order]
         itemsizes = np.array([plan.itemsize for plan in plans])[self.tensor]
         marks = [0, *np.cumsum(nbytes).tolist()]
         self.track = _Track(marks, itemsizes.tolist(), slabs.tolist())

@@ -72,9 +72,9 @@ class Schedule:
         return known[rank]
 
     def __repr__(self) -> str:
-        cap = "" if self.max_bytes is None else f", at most {self.max_bytes} bytes of staging"
+        most = "" if self.max_bytes is None else f", at most {self.max_bytes} bytes of staging"
         tensors, rounds = plural(len(self.plans), "tensor"), plural(len(self.rounds), "round")
-        return f"Schedule({tensors} in {rounds}{cap})"
+        return f"Schedule({tensors} in {rounds}{most})"
 
 
 def make_schedule(plans: Sequence[TransferPlan], max_bytes: int | None = None) -> Schedule:
